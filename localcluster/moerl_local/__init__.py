@@ -1,0 +1,1 @@
+"""Kubernetes and AWS on one machine: launcher, image builder, AWS emulator, demo."""

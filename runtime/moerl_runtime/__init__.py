@@ -1,0 +1,1 @@
+"""The data plane: trainer, rollout, reward, environment, buffer and the agent in every pod."""
