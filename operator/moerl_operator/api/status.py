@@ -105,7 +105,7 @@ class Status(ApiModel):
     iteration: int | None = None
     throughput: Throughput | None = None
     transport: TransportStatus | None = None
-    cost_per_hour_usd: Annotated[str, Field(max_length=24, alias="costPerHourUSD")] | None = None
+    cost_per_hour_usd: Annotated[str, Field(max_length=24)] | None = None
     restarts: int = Field(0, description="Attempts beyond the first, over all roles.")
     last_failure: LastFailure | None = None
     final_policy: Annotated[str, Field(max_length=1024)] | None = Field(None, description="Where the result is.")

@@ -1,0 +1,1 @@
+"""Pure policy: what should be there, given what is. No clock, no randomness, no I/O."""
