@@ -1,0 +1,1 @@
+"""The experience buffer: group leases, samples and the policy's HEAD on one Redis or Valkey server."""

@@ -1,0 +1,1 @@
+"""Rollouts: the driver (no torch) and the engine behind one HTTP protocol."""
