@@ -94,9 +94,18 @@ class KubeApi(Protocol):
         """The object, or None where there is none."""
 
     async def list(
-        self, kind: Kind, namespace: str | None = None, *, label_selector: str = "", field_selector: str = ""
+        self,
+        kind: Kind,
+        namespace: str | None = None,
+        *,
+        label_selector: str = "",
+        field_selector: str = "",
+        metadata_only: bool = False,
     ) -> list[Obj]:
-        """All objects, of one namespace or of all; `apiVersion` and `kind` are filled in on each."""
+        """All objects, of one namespace or of all; `apiVersion` and `kind` are filled in on each.
+
+        With `metadata_only` neither spec nor data leaves the server (Secrets).
+        """
 
     def watch(
         self,
