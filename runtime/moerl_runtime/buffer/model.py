@@ -15,7 +15,7 @@ class FencedAttempt(BufferFault):
 
 
 class UnknownAttempt(BufferFault):
-    """The buffer never saw `begin` of this attempt: it was restarted empty. The trainer must restart from a checkpoint."""
+    """The buffer never saw `begin` of this attempt: not called, or the buffer was lost. Restart from a checkpoint."""
 
 
 class StepSettled(BufferFault):
@@ -39,11 +39,14 @@ class Lease:
 
 @dataclass(frozen=True, slots=True)
 class LeaseAnswer:
-    """What a worker got. `min_version` above the worker's own says: load a newer policy before you ask again."""
+    """What a worker got. `min_version` above the worker's own says: load a newer policy before you ask again.
+
+    `finished`: the trainer wants no more groups (unless a later attempt resumes from an earlier checkpoint).
+    """
 
     leases: tuple[Lease, ...]
     min_version: int
-    closed: bool = False
+    finished: bool = False
 
 
 class CommitResult(StrEnum):
@@ -120,14 +123,19 @@ class Stats:
     cursor: int = 0
     attempt: int = 0
     settled_step: int = 0
-    closed: bool = False
+    finished: bool = False
+    last_failure: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Audit:
     """A recount of the structures. `problems` is empty when counters, structures and payloads agree."""
 
-    counted: Ledger
+    todo: int
+    leased: int
+    ready: int
+    taken: int
+    closed: int
     problems: tuple[str, ...]
 
 

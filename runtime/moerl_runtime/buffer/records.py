@@ -112,7 +112,9 @@ def encode(group: SampleGroup) -> bytes:
     for sample in group.samples:
         length = len(sample.output_ids)
         if not len(sample.logprobs) == len(sample.versions) == len(sample.mask) == length:
-            raise RecordError(f"group {group.uid} sample {sample.index}: ids, logprobs, versions and mask differ in length")
+            raise RecordError(
+                f"group {group.uid} sample {sample.index}: ids, logprobs, versions and mask differ in length"
+            )
         rows.append([sample.index, length, sample.reward, int(sample.usable), sample.scores])
         parts += [_raw(sample.output_ids), _raw(sample.logprobs), _raw(sample.versions), _raw(sample.mask)]
     header = {
@@ -141,7 +143,7 @@ def decode(payload: bytes) -> SampleGroup:
     reader = _Reader(payload, _PREFIX.size)
     try:
         header = json.loads(reader.take(size))
-        prompt = reader.array("i", header["prompt"])
+        prompt = reader.ints("i", header["prompt"])
         samples = tuple(_sample(reader, row) for row in header["samples"])
         group = SampleGroup(
             uid=header["uid"],
@@ -168,10 +170,10 @@ def _sample(reader: _Reader, row: list[object]) -> Sample:
     assert isinstance(scores, dict)
     return Sample(
         index=index,
-        output_ids=reader.array("i", length),
+        output_ids=reader.ints("i", length),
         logprobs=reader.floats(length),
-        versions=reader.array("i", length),
-        mask=reader.array("B", length),
+        versions=reader.ints("i", length),
+        mask=reader.ints("B", length),
         reward=float(reward),
         usable=bool(usable),
         scores=scores,
@@ -193,7 +195,7 @@ class _Reader:
         self._position = end
         return piece
 
-    def array(self, code: str, length: int) -> array[int]:
+    def ints(self, code: str, length: int) -> array[int]:
         values: array[int] = array(code)
         _fill(values, self.take(length * values.itemsize))
         return values

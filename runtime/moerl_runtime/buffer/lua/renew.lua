@@ -1,0 +1,5 @@
+-- renew(uid, incarnation, epoch, ttl_ms) -> 1, or 0 when the lease is no longer this worker's.
+-- A lease that ran out but went to nobody else is renewed: its work is still the only copy.
+if lease_status(ARGV[1], ARGV[2], ARGV[3]) ~= 'ok' then return 0 end
+redis.call('ZADD', LEASES, 'XX', now_ms() + tonumber(ARGV[4]), ARGV[1])
+return 1
