@@ -1,0 +1,157 @@
+"""Brings a cluster up and takes it down again, however far either got before."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from moerl_local.cluster import account, awsemulator, build, controlplane, kwok, network, prerequisites
+from moerl_local.cluster import node as real_node
+from moerl_local.cluster import settings as setting
+from moerl_local.cluster.controlplane import Files
+from moerl_local.cluster.handle import FILE, Cluster
+from moerl_local.cluster.kubectl import Kubectl
+from moerl_local.cluster.processes import Processes
+from moerl_local.cluster.progress import Progress
+from moerl_local.cluster.settings import Settings
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What `up` shall bring up beside control plane and fake nodes.
+
+    Attributes:
+        node: the real node.
+        aws: the AWS emulator.
+        time_scale: how many seconds of AWS pass in one second here.
+    """
+
+    node: bool = True
+    aws: bool = True
+    time_scale: float = 60.0
+
+
+def up(name: str, wanted: Wanted) -> Cluster:
+    """Bring cluster `name` up, or whatever of it does not run.
+
+    Raises:
+        ClusterError: a prerequisite is missing (then nothing was made), or a step failed (then `up` resumes).
+    """
+    with_node = wanted.node and network.usable()
+    prerequisites.check(with_node=with_node)
+    programs = [*build.CONTROL_PLANE, *(build.NODE if with_node else ())]
+    bin_dir = build.build(programs)
+    with setting.locked(name):
+        settings = setting.load_or_choose(name)
+        return _start(settings, wanted, bin_dir, with_node)
+
+
+def _start(settings: Settings, wanted: Wanted, bin_dir: Path, with_node: bool) -> Cluster:
+    processes = Processes(settings.folder)
+    files = Files(settings.folder)
+    admin = Kubectl(bin_dir / "kubectl", files.kubeconfig("admin"))
+    with_aws = wanted.aws and awsemulator.available()
+    node_name = real_node.NAME if with_node or real_node.runs(processes) else None
+    with Progress("start", total=3 + with_node + with_aws) as progress:
+        progress.start("network and control plane")
+        if settings.index is not None:
+            network.make_links(settings.network)
+        if not processes.get("kube-apiserver"):
+            controlplane.prepare(settings)
+        if settings.index is not None:
+            network.make_rules(settings.network, settings.ports["apiserver"])
+        controlplane.start(settings, processes, bin_dir)
+        progress.done()
+        aws = None
+        if with_aws:
+            aws = awsemulator.start(settings, processes, node_name=node_name, time_scale=wanted.time_scale)
+        progress.start("fake nodes")
+        kwok.start(settings, processes, bin_dir, admin)
+        progress.done()
+        progress.start("operator account")
+        _await_defaults(admin)
+        account.make(settings, admin)
+        progress.done()
+        cluster = _describe(settings, bin_dir, node_name)
+        cluster.save()
+        if with_node:
+            progress.start("real node")
+            real_node.start(settings, processes, bin_dir, admin)
+            progress.done()
+        if aws:
+            progress.start("AWS emulator")
+            awsemulator.await_ready(settings, processes, aws)
+            progress.done()
+    return cluster
+
+
+def down(name: str, *, purge: bool = False) -> int:
+    """End everything of cluster `name`, and with `purge` delete its data as well.
+
+    Works from what is there, not from what `up` believes it made, so it also cleans up after a killed `up`.
+
+    Returns:
+        How many processes were ended.
+    """
+    with setting.locked(name):
+        folder = setting.state_dir() / name
+        settings = setting.load(name)
+        processes = Processes(folder)
+        ended = real_node.stop(folder, processes) if settings is None or settings.index is not None else 0
+        ended += processes.stop()
+        real_node.clean(name, folder)
+        if settings and settings.index is not None and network.usable():
+            network.remove(settings.network)
+        if settings:
+            settings.ports.clear()
+            settings.save()
+        (folder / FILE).unlink(missing_ok=True)
+        if purge:
+            shutil.rmtree(folder, ignore_errors=True)
+        return ended
+
+
+def reset(name: str, wanted: Wanted) -> Cluster:
+    """Bring up cluster `name` as new: every object is gone, images stay."""
+    down(name)
+    folder = setting.state_dir() / name
+    for part in ("etcd", "kubelet", "logs", "aws", "kubeconfig", "config", "pki"):
+        shutil.rmtree(folder / part, ignore_errors=True)
+    return up(name, wanted)
+
+
+def _describe(settings: Settings, bin_dir: Path, node_name: str | None) -> Cluster:
+    files = Files(settings.folder)
+    has_aws = Processes(settings.folder).get(awsemulator.NAME) is not None
+    return Cluster(
+        name=settings.name,
+        server=controlplane.server_url(settings),
+        bridgeAddress=settings.address,
+        podCIDR=settings.network.pod_cidr,
+        serviceCIDR=settings.network.service_cidr,
+        binDir=str(bin_dir),
+        adminKubeconfig=str(files.kubeconfig("admin")),
+        operatorKubeconfig=str(files.kubeconfig("operator")),
+        containerdSocket=str(real_node.socket(settings.name)) if node_name else None,
+        nodeName=node_name,
+        auditLog=str(files.audit_log),
+        awsEndpoint=awsemulator.endpoint(settings) if has_aws else None,
+        engine="local",
+    )
+
+
+def _await_defaults(admin: Kubectl, *, timeout_s: float = 30.0) -> None:
+    """Wait for what the controller manager makes in every namespace: without it pods are refused."""
+    deadline = time.monotonic() + timeout_s
+    while True:
+        found = subprocess.run(
+            [str(admin.binary), f"--kubeconfig={admin.kubeconfig}", "get", "serviceaccount", "default"],
+            capture_output=True,
+            check=False,
+        )
+        if found.returncode == 0 or time.monotonic() > deadline:
+            return
+        time.sleep(0.1)

@@ -1,0 +1,73 @@
+"""Shows a cluster to a person: what runs, what it takes, how to reach it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from moerl_local.cluster import settings as setting
+from moerl_local.cluster.controlplane import is_ready
+from moerl_local.cluster.errors import ClusterError
+from moerl_local.cluster.handle import Cluster
+from moerl_local.cluster.processes import Processes
+
+
+def show(cluster: Cluster, console: Console | None = None) -> bool:
+    """Print a table.
+
+    Returns:
+        Whether everything that was started still runs and the API server is ready.
+    """
+    console = console or Console()
+    processes = Processes(cluster.folder)
+    table = Table(title=f"cluster {cluster.name}", title_justify="left", box=None, pad_edge=False)
+    for column in ("PROCESS", "STATE", "PID", "MEMORY"):
+        table.add_column(column, justify="right" if column in {"PID", "MEMORY"} else "left")
+    healthy = True
+    for name in processes.recorded():
+        process = processes.get(name)
+        healthy &= process is not None
+        state = "[green]running[/]" if process else "[red]ended[/]"
+        table.add_row(name, state, str(process.pid) if process else "", _memory(process.pid) if process else "")
+    console.print(table)
+    settings = setting.load(cluster.name)
+    ready = settings is not None and is_ready(settings)
+    facts = {
+        "API server": f"{cluster.server} {'' if ready else '[red]not ready[/]'}",
+        "nodes": _nodes(cluster) if ready else "",
+        "AWS endpoint": cluster.awsEndpoint or "none",
+        "admin": cluster.adminKubeconfig,
+        "operator": cluster.operatorKubeconfig,
+        "audit log": cluster.auditLog,
+    }
+    grid = Table.grid(padding=(0, 2))
+    for key, value in facts.items():
+        grid.add_row(key, value, style=None)
+    console.print()
+    console.print(grid, soft_wrap=True)
+    return healthy and ready
+
+
+def _nodes(cluster: Cluster) -> str:
+    template = "{range .items[*]}{.metadata.labels.moerl\\.dev/fake-node} {end}"
+    try:
+        fake = cluster.kubectl("get", "nodes", "-l", "moerl.dev/fake-node", "-o", f"jsonpath={template}").split()
+        if not cluster.nodeName:
+            return f"{len(fake)} fake"
+        ready = '{.status.conditions[?(@.type=="Ready")].status}'
+        real = cluster.kubectl("get", "node", cluster.nodeName, "--ignore-not-found", "-o", f"jsonpath={ready}")
+    except ClusterError as error:
+        return f"[red]{error}[/]"
+    return f"{cluster.nodeName} ({'Ready' if real == 'True' else 'not ready'}), {len(fake)} fake"
+
+
+def _memory(pid: int) -> str:
+    """Resident memory, from /proc; empty elsewhere."""
+    try:
+        pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+    except OSError:
+        return ""
+    return f"{pages * os.sysconf('SC_PAGE_SIZE') >> 20} MiB"
