@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Iterator
 
 import pytest
-from tests.support.redis import RedisServer, redis_server
+from support.redis import RedisServer, redis_server
 
 from moerl_runtime.buffer.client import Buffer
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from tests.support.redis import RedisServer
+from support.redis import RedisServer
 
 from moerl_runtime.buffer.client import Buffer
 from moerl_runtime.buffer.model import BufferFault, CommitResult, FencedAttempt, Lease, StepSettled, UnknownAttempt

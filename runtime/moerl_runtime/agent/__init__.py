@@ -1,0 +1,1 @@
+"""The trainer pod's agent: health, metrics and the report."""
