@@ -26,6 +26,8 @@ ANNOTATION_REVISION = f"{GROUP}/revision"
 ANNOTATION_RESTARTS = f"{GROUP}/restarts"
 # Why the operator itself ended an attempt (for instance NodeLost); the Job is suspended, not deleted.
 ANNOTATION_ENDED = f"{GROUP}/ended"
+ANNOTATION_ENDED_AT = f"{GROUP}/ended-at"  # RFC 3339
+ANNOTATION_NODE_GROUP = f"{GROUP}/node-group"  # the group that a child was rendered for
 FINALIZER = f"{GROUP}/aws-resources"
 
 # Nodes. One label key per role and pool, so that one node can stand for several groups.
@@ -44,6 +46,7 @@ TAG_OWNER = f"{GROUP}/owner"  # "job/<uid>" or "class/<name>"
 TAG_JOB = f"{GROUP}/job"  # "<namespace>/<name>"
 TAG_ROLE = f"{GROUP}/role"
 TAG_GROUP = f"{GROUP}/group"
+TAG_REVISION = f"{GROUP}/revision"
 
 # Ports.
 PORT_SERVICE = 8080  # reward and environment

@@ -48,6 +48,7 @@ class NodeGroupStatus(ApiModel):
     zone: Annotated[str, Field(max_length=40)] | None = None
     desired: int = 0
     ready: int = 0
+    since: Time | None = Field(None, description="When the group became complete or incomplete.")
     message: Text | None = None
 
 

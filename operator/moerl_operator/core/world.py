@@ -83,11 +83,18 @@ class AwsError:
 
 @dataclass(frozen=True, slots=True)
 class AwsObservation:
-    """What AWS holds for one job; `error` set means that nothing is known, not that nothing is there."""
+    """What AWS holds for one job; `error` set means that nothing is known, not that nothing is there.
+
+    `refused` is the latest mutation of this job that AWS refused, kept by the control loop until one
+    succeeds; no further mutation is planned before `retry_at`, which the control loop sets with its
+    exponential backoff. Launch templates are named like their group.
+    """
 
     node_groups: tuple[NodeGroupObservation, ...] = ()
     launch_templates: Mapping[str, str] = field(default_factory=dict)  # name -> id
     error: AwsError | None = None
+    refused: AwsError | None = None
+    retry_at: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +105,10 @@ class Snapshot:
     objects whose label moerl.dev/job-uid is this job's UID; `foreign` names children that stand
     under a name of ours with another UID. `nodes` are all nodes carrying a label of one of the job's
     groups (or matching an Existing selector). `now` is the only clock. `dry_run_error` is the server's
-    answer to a dry-run create of the rendered children of this generation (None: not asked or accepted).
+    answer to a dry-run create of the rendered children of this generation (None: not asked or accepted);
+    a conflict with a child that exists counts as accepted, because the server validates first.
+    `service_accounts` holds, beside the children, every ServiceAccount that the job or its classes name,
+    whoever made it: one that exists is never made, changed or owned by us.
     """
 
     job: Obj
@@ -130,7 +140,7 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True)
 class CreateChild:
-    """POST a child that is made once and then left alone (Jobs, the buffer's Secret)."""
+    """POST a child that is made once and then left alone (Jobs, the buffer's Secret); existing is success."""
 
     obj: Obj
     generate_password: bool = False  # the Secret's value is made at apply time; the plan knows no randomness
@@ -210,12 +220,25 @@ class CreateNodeGroup:
 
 @dataclass(frozen=True, slots=True)
 class ScaleNodeGroup:
-    """SetDesiredCapacity through Auto Scaling; the autoscaler's tags come off first."""
+    """SetDesiredCapacity through Auto Scaling; the autoscaler's tags come off first.
+
+    `maximum` is set when the group must be allowed to grow beyond what it was created for (eks:UpdateNodegroupConfig).
+    """
 
     name: str
     asg_name: str
     desired: int
     drop_autoscaler_tags: bool = False
+    maximum: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TerminateInstances:
+    """TerminateInstanceInAutoScalingGroup with ShouldDecrementDesiredCapacity, for each of these idle instances."""
+
+    name: str
+    asg_name: str
+    instance_ids: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,6 +284,7 @@ Action = (
     | DeleteChild
     | CreateNodeGroup
     | ScaleNodeGroup
+    | TerminateInstances
     | DeleteNodeGroup
     | DeleteLaunchTemplate
     | RetagNodeGroup
