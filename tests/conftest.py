@@ -67,7 +67,7 @@ def node_cluster(request: pytest.FixtureRequest) -> Cluster:
             pytest.fail(f"CI must run the tests with real pods, but {obstacle}")
         pytest.skip(obstacle)
     running: Cluster = request.getfixturevalue("cluster")
-    assert running.nodeName, f"cluster {running.name} runs without its node: `moerl cluster down --name {running.name}`"
+    assert running.node_name, f"cluster {running.name} runs without its node: `moerl cluster down --name {running.name}`"
     return running
 
 
@@ -76,7 +76,7 @@ async def kube(cluster: Cluster) -> AsyncIterator[KubeApi]:
     """The API as cluster admin."""
     from moerl_operator.kube.client import connect
 
-    async with connect(cluster.adminKubeconfig) as api:
+    async with connect(cluster.admin_kubeconfig) as api:
         yield api
 
 
