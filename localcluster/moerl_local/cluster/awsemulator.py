@@ -57,7 +57,9 @@ def await_ready(settings: Settings, processes: Processes, process: Process) -> s
             processes.require(process)
             if time.monotonic() > deadline:
                 said = last_line(Path(process.log))
-                raise ClusterError(f"the AWS emulator is not ready after {_START_S:.0f} s: {said} (see {process.log})") from None
+                raise ClusterError(
+                    f"the AWS emulator is not ready after {_START_S:.0f} s: {said} (see {process.log})"
+                ) from None
             time.sleep(0.2)
 
 

@@ -37,7 +37,9 @@ def _speaking(function: Callable[P, T]) -> Callable[P, T]:
 
 def _name(function: Callable[P, T]) -> Callable[P, T]:
     help_text = "Which cluster of this machine."
-    return click.option("--name", default=DEFAULT_NAME, show_default=True, callback=_check_name, help=help_text)(function)
+    return click.option("--name", default=DEFAULT_NAME, show_default=True, callback=_check_name, help=help_text)(
+        function
+    )
 
 
 def _check_name(context: click.Context, parameter: click.Parameter, value: str) -> str:
@@ -75,7 +77,7 @@ def up(name: str, no_node: bool, no_aws: bool, time_scale: float, engine: str) -
         click.echo("without root on Linux there is no real node: control plane and fake nodes only")
     found = launcher.up(name, Wanted(node=not no_node, aws=not no_aws, time_scale=time_scale))
     status.show(found)
-    click.echo(f"\nexport KUBECONFIG={found.adminKubeconfig}")
+    click.echo(f"\nexport KUBECONFIG={found.admin_kubeconfig}")
 
 
 @cluster.command()
@@ -139,7 +141,7 @@ def build_programs(programs: tuple[str, ...]) -> None:
 def kubeconfig(name: str, operator: bool) -> None:
     """Print the path of a kubeconfig: `export KUBECONFIG=$(moerl cluster kubeconfig)`."""
     found = Cluster.load(name)
-    click.echo(found.operatorKubeconfig if operator else found.adminKubeconfig)
+    click.echo(found.operator_kubeconfig if operator else found.admin_kubeconfig)
 
 
 @cluster.command()

@@ -78,7 +78,11 @@ def prepare(settings: Settings) -> None:
     for file, (user, groups) in users.items():
         pair = cluster.issue(file, user, groups=groups)
         pki.write_kubeconfig(
-            files.kubeconfig(file), server=server_url(settings), authority=cluster.certificate_path, user=user, pair=pair
+            files.kubeconfig(file),
+            server=server_url(settings),
+            authority=cluster.certificate_path,
+            user=user,
+            pair=pair,
         )
     files.config("audit.yaml").write_text(yaml.safe_dump(_audit_policy()))
     files.config("scheduler.yaml").write_text(yaml.safe_dump(_scheduler_config(files)))
@@ -132,7 +136,9 @@ def is_ready(settings: Settings) -> bool:
     try:
         context = ssl.create_default_context(cafile=str(files.pki / "ca.crt"))
         context.load_cert_chain(files.pki / "admin.crt", files.pki / "admin.key")
-        connection = http.client.HTTPSConnection(settings.address, settings.ports["apiserver"], timeout=3, context=context)
+        connection = http.client.HTTPSConnection(
+            settings.address, settings.ports["apiserver"], timeout=3, context=context
+        )
         connection.request("GET", "/readyz")
         return connection.getresponse().status == 200
     except (OSError, http.client.HTTPException, KeyError):
@@ -141,8 +147,6 @@ def is_ready(settings: Settings) -> bool:
 
 def _etcd(settings: Settings, bin_dir: Path, port: int, peer_port: int) -> list[str | Path]:
     pki_dir = Files(settings.folder).pki
-    tls = ["--cert-file", pki_dir / "etcd.crt", "--key-file", pki_dir / "etcd.key"]
-    tls += ["--client-cert-auth", "--trusted-ca-file", pki_dir / "etcd-ca.crt"]
     peer = f"http://127.0.0.1:{peer_port}"
     return [
         bin_dir / "etcd",
@@ -153,7 +157,10 @@ def _etcd(settings: Settings, bin_dir: Path, port: int, peer_port: int) -> list[
         f"--listen-peer-urls={peer}",
         f"--initial-advertise-peer-urls={peer}",
         f"--initial-cluster=local={peer}",
-        *tls,
+        f"--cert-file={pki_dir / 'etcd.crt'}",
+        f"--key-file={pki_dir / 'etcd.key'}",
+        f"--trusted-ca-file={pki_dir / 'etcd-ca.crt'}",
+        "--client-cert-auth",
         "--unsafe-no-fsync",  # a power cut loses a test cluster, an fsync per write loses minutes
         "--quota-backend-bytes=4294967296",
         "--log-level=warn",
@@ -247,7 +254,10 @@ def _audit_policy() -> dict[str, object]:
         "omitStages": ["RequestReceived"],
         "omitManagedFields": True,
         "rules": [
-            {"level": "None", "nonResourceURLs": ["/healthz*", "/livez*", "/readyz*", "/openapi*", "/api*", "/version"]},
+            {
+                "level": "None",
+                "nonResourceURLs": ["/healthz*", "/livez*", "/readyz*", "/openapi*", "/api*", "/version"],
+            },
             {
                 "level": "None",
                 "namespaces": ["kube-node-lease"],

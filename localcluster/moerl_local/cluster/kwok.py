@@ -93,7 +93,9 @@ def start(settings: Settings, processes: Processes, bin_dir: Path, kubectl: Kube
     processes.require(process)
 
 
-def node(name: str, *, labels: dict[str, str] | None = None, capacity: dict[str, str] | None = None) -> dict[str, object]:
+def node(
+    name: str, *, labels: dict[str, str] | None = None, capacity: dict[str, str] | None = None
+) -> dict[str, object]:
     """A fake Node object to apply, `capacity` both as its capacity and its allocatable."""
     status = {"capacity": capacity, "allocatable": capacity} if capacity else {}
     return {
@@ -101,7 +103,13 @@ def node(name: str, *, labels: dict[str, str] | None = None, capacity: dict[str,
         "kind": "Node",
         "metadata": {
             "name": name,
-            "labels": {LABEL: "true", "kubernetes.io/hostname": name, "kubernetes.io/os": "linux", **(labels or {})},
+            "labels": {
+                LABEL: "true",
+                "kubernetes.io/hostname": name,
+                "kubernetes.io/os": "linux",
+                "kubernetes.io/arch": "amd64",
+                **(labels or {}),
+            },
             "annotations": ANNOTATION,
         },
         "status": status,

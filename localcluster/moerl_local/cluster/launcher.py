@@ -17,6 +17,7 @@ from moerl_local.cluster.kubectl import Kubectl
 from moerl_local.cluster.processes import Processes
 from moerl_local.cluster.progress import Progress
 from moerl_local.cluster.settings import Settings
+from moerl_local.paths import state_dir
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +98,7 @@ def down(name: str, *, purge: bool = False) -> int:
         How many processes were ended.
     """
     with setting.locked(name):
-        folder = setting.state_dir() / name
+        folder = state_dir() / name
         settings = setting.load(name)
         processes = Processes(folder)
         ended = real_node.stop(folder, processes) if settings is None or settings.index is not None else 0
@@ -117,7 +118,7 @@ def down(name: str, *, purge: bool = False) -> int:
 def reset(name: str, wanted: Wanted) -> Cluster:
     """Bring up cluster `name` as new: every object is gone, images stay."""
     down(name)
-    folder = setting.state_dir() / name
+    folder = state_dir() / name
     for part in ("etcd", "kubelet", "logs", "aws", "kubeconfig", "config", "pki"):
         shutil.rmtree(folder / part, ignore_errors=True)
     return up(name, wanted)
@@ -129,16 +130,16 @@ def _describe(settings: Settings, bin_dir: Path, node_name: str | None) -> Clust
     return Cluster(
         name=settings.name,
         server=controlplane.server_url(settings),
-        bridgeAddress=settings.address,
-        podCIDR=settings.network.pod_cidr,
-        serviceCIDR=settings.network.service_cidr,
-        binDir=str(bin_dir),
-        adminKubeconfig=str(files.kubeconfig("admin")),
-        operatorKubeconfig=str(files.kubeconfig("operator")),
-        containerdSocket=str(real_node.socket(settings.name)) if node_name else None,
-        nodeName=node_name,
-        auditLog=str(files.audit_log),
-        awsEndpoint=awsemulator.endpoint(settings) if has_aws else None,
+        bridge_address=settings.address,
+        pod_cidr=settings.network.pod_cidr,
+        service_cidr=settings.network.service_cidr,
+        bin_dir=bin_dir,
+        admin_kubeconfig=files.kubeconfig("admin"),
+        operator_kubeconfig=files.kubeconfig("operator"),
+        containerd_socket=real_node.socket(settings.name) if node_name else None,
+        node_name=node_name,
+        audit_log=files.audit_log,
+        aws_endpoint=awsemulator.endpoint(settings) if has_aws else None,
         engine="local",
     )
 

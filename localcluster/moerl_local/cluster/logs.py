@@ -16,7 +16,9 @@ def show(name: str, processes: Sequence[str], *, follow: bool, lines: int) -> No
     known = sorted(path.stem for path in folder.glob("*.log") if path.stem != "audit" and "audit-" not in path.stem)
     unknown = sorted(set(processes) - set(known) - {"audit"})
     if unknown or not known:
-        raise ClusterError(f"cluster {name} has no log of {', '.join(unknown) or 'anything'}; known: {', '.join(known)}")
+        raise ClusterError(
+            f"cluster {name} has no log of {', '.join(unknown) or 'anything'}; known: {', '.join(known)}"
+        )
     command = ["tail", f"--lines={lines}", *(["--follow=name", "--retry"] if follow else [])]
     command += [str(folder / f"{each}.log") for each in processes or known]
     if follow:

@@ -91,7 +91,7 @@ def choose(taken: Iterable[int]) -> Network:
     in_use = _networks_in_use() if usable() else []
     for index in range(_MAX_CLUSTERS):
         network = Network(index)
-        wanted = [ipaddress.ip_network(cidr) for cidr in (network.pod_cidr, network.service_cidr)]
+        wanted = [ipaddress.IPv4Network(cidr) for cidr in (network.pod_cidr, network.service_cidr)]
         if index not in occupied and not any(used.overlaps(each) for used in in_use for each in wanted):
             return network
     raise ClusterError(
@@ -117,7 +117,7 @@ def make_links(network: Network) -> None:
     _run("ip", "link", "set", bridge, "up")
     in_use = _networks_in_use()
     for cidr in (network.service_cidr, network.pod_cidr, network.fake_node_cidr):
-        wide = ipaddress.ip_network(cidr)
+        wide = ipaddress.IPv4Network(cidr)
         if not any(used.overlaps(wide) and not used.subnet_of(wide) for used in in_use):
             _run("ip", "route", "replace", "blackhole", cidr, "metric", str(_METRIC + network.index))
 

@@ -77,7 +77,13 @@ def signing_key(folder: Path) -> tuple[Path, Path]:
 
 
 def write_kubeconfig(
-    path: Path, *, server: str, authority: Path, user: str, pair: tuple[Path, Path] | None = None, token: str | None = None
+    path: Path,
+    *,
+    server: str,
+    authority: Path,
+    user: str,
+    pair: tuple[Path, Path] | None = None,
+    token: str | None = None,
 ) -> Path:
     """Write a kubeconfig that carries its certificates in itself, readable by the owner only."""
     credentials: dict[str, str] = {"token": token} if token else {}
@@ -86,7 +92,9 @@ def write_kubeconfig(
     content = {
         "apiVersion": "v1",
         "kind": "Config",
-        "clusters": [{"name": "moerl", "cluster": {"server": server, "certificate-authority-data": _base64(authority)}}],
+        "clusters": [
+            {"name": "moerl", "cluster": {"server": server, "certificate-authority-data": _base64(authority)}}
+        ],
         "users": [{"name": user, "user": credentials}],
         "contexts": [{"name": "moerl-local", "context": {"cluster": "moerl", "user": user}}],
         "current-context": "moerl-local",

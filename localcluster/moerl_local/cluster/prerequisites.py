@@ -53,5 +53,6 @@ def _check_node() -> None:
     if missing:
         names = " ".join(sorted(missing))
         raise ClusterError(
-            f"the real node needs {names}: `apt-get install {names}`, or `moerl cluster up --no-node` for fake nodes only"
+            f"the real node needs {names}: run `apt-get install {names}`, "
+            "or `moerl cluster up --no-node` for fake nodes only"
         )

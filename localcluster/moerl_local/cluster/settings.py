@@ -74,9 +74,10 @@ def load_or_choose(name: str) -> Settings:
     with locked("choose"):
         found = load(name)
         if found and (found.index is None) == network.usable():
+            then, now = ("without", "with") if found.index is None else ("with", "without")
             raise ClusterError(
-                f"cluster {name} was started {'without' if found.index is None else 'with'} root and is now asked for "
-                f"{'with' if found.index is None else 'without'} it; run `moerl cluster down --purge --name {name}` first"
+                f"cluster {name} was started {then} root and is now asked for {now} it; "
+                f"run `moerl cluster down --purge --name {name}` {then} root first"
             )
         if found is None:
             others = [load(path.name) for path in state_dir().iterdir() if path.is_dir()]

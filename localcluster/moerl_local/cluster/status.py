@@ -38,10 +38,10 @@ def show(cluster: Cluster, console: Console | None = None) -> bool:
     facts = {
         "API server": f"{cluster.server} {'' if ready else '[red]not ready[/]'}",
         "nodes": _nodes(cluster) if ready else "",
-        "AWS endpoint": cluster.awsEndpoint or "none",
-        "admin": cluster.adminKubeconfig,
-        "operator": cluster.operatorKubeconfig,
-        "audit log": cluster.auditLog,
+        "AWS endpoint": cluster.aws_endpoint or "none",
+        "admin": str(cluster.admin_kubeconfig),
+        "operator": str(cluster.operator_kubeconfig),
+        "audit log": str(cluster.audit_log),
     }
     grid = Table.grid(padding=(0, 2))
     for key, value in facts.items():
@@ -55,13 +55,13 @@ def _nodes(cluster: Cluster) -> str:
     template = "{range .items[*]}{.metadata.labels.moerl\\.dev/fake-node} {end}"
     try:
         fake = cluster.kubectl("get", "nodes", "-l", "moerl.dev/fake-node", "-o", f"jsonpath={template}").split()
-        if not cluster.nodeName:
+        if not cluster.node_name:
             return f"{len(fake)} fake"
         ready = '{.status.conditions[?(@.type=="Ready")].status}'
-        real = cluster.kubectl("get", "node", cluster.nodeName, "--ignore-not-found", "-o", f"jsonpath={ready}")
+        real = cluster.kubectl("get", "node", cluster.node_name, "--ignore-not-found", "-o", f"jsonpath={ready}")
     except ClusterError as error:
         return f"[red]{error}[/]"
-    return f"{cluster.nodeName} ({'Ready' if real == 'True' else 'not ready'}), {len(fake)} fake"
+    return f"{cluster.node_name} ({'Ready' if real == 'True' else 'not ready'}), {len(fake)} fake"
 
 
 def _memory(pid: int) -> str:

@@ -36,7 +36,7 @@ def base_command() -> None:
 def load_command(name: str, cluster_name: str) -> None:
     """Import an image into the containerd of the local cluster's node, making it first where needed."""
     try:
-        socket = Cluster.load(cluster_name).containerdSocket
+        socket = Cluster.load(cluster_name).containerd_socket
         if not socket:
             raise ImageError(f"cluster {cluster_name!r} has no real node, so nothing to load an image into")
         began = time.monotonic()
