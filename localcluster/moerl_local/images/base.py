@@ -116,8 +116,8 @@ def _prune(root: Path) -> None:
     for entry in (root / "usr/share/doc").rglob("*"):
         if not entry.is_dir() and entry.name != "copyright":
             entry.unlink()
-    for folder in ("dev", "proc", "sys"):  # the container runtime fills them
-        for entry in (root / folder).iterdir():
+    for name in ("dev", "proc", "sys"):  # the container runtime fills them
+        for entry in (root / name).iterdir():
             shutil.rmtree(entry) if entry.is_dir() and not entry.is_symlink() else entry.unlink()
     for name in ("etc/hostname", "etc/resolv.conf"):  # copies of this host's
         (root / name).unlink(missing_ok=True)

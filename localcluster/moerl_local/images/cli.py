@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from pathlib import Path
 
 import click
 
@@ -40,7 +39,7 @@ def load_command(name: str, cluster_name: str) -> None:
         if not socket:
             raise ImageError(f"cluster {cluster_name!r} has no real node, so nothing to load an image into")
         began = time.monotonic()
-        for tag in loading.load(base_image.ensure(click.echo).path, Path(socket)):
+        for tag in loading.load(base_image.ensure(click.echo).path, socket):
             click.echo(f"loaded {tag} in {time.monotonic() - began:.0f} s")
     except (ImageError, ClusterError) as error:
         raise click.ClickException(str(error)) from error

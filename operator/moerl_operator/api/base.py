@@ -81,7 +81,7 @@ def immutable(what: str) -> Cel:
 class ApiModel(BaseModel):
     """Base of all models: fields are snake_case in Python, camelCase on the wire."""
 
-    model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True, extra="forbid", frozen=True)
+    model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True, extra="forbid", frozen=True, strict=True)
 
     cel: ClassVar[tuple[Cel, ...]] = ()
 

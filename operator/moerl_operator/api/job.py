@@ -7,7 +7,8 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from moerl_operator.api import names
-from moerl_operator.api.base import ApiModel, Cel, ListKind, immutable
+from moerl_operator.api.base import ApiModel, Cel, immutable
+from moerl_operator.api.changes import JOB_SPEC_CHANGES
 from moerl_operator.api.nodes import Name, NodeRequirements
 from moerl_operator.api.roles import Buffer, FailurePolicy, Rollout, ServiceRole, Trainer
 from moerl_operator.api.status import Status
@@ -55,7 +56,9 @@ class Model(ApiModel):
     cel = (Cel("has(self.uri) != has(self.preset)", "model has either uri or preset"),)
 
     uri: Uri | None = Field(None, description="Folder in Hugging Face format.")
-    preset: Literal["TinyQwen3MoE"] | None = Field(None, description="Random weights of a small built-in configuration.")
+    preset: Literal["TinyQwen3MoE"] | None = Field(
+        None, description="Random weights of a small built-in configuration."
+    )
 
 
 class Storage(ApiModel):
@@ -93,7 +96,9 @@ class RunPolicy(ApiModel):
 
     active_deadline_seconds: int | None = Field(None, ge=1, description="From start to end of the run.")
     provisioning_deadline_seconds: int = Field(7200, ge=1, description="Until all nodes are ready.")
-    progress_deadline_seconds: int = Field(1800, ge=1, description="Without a new iteration the job is not Progressing.")
+    progress_deadline_seconds: int = Field(
+        1800, ge=1, description="Without a new iteration the job is not Progressing."
+    )
     ttl_seconds_after_finished: int | None = Field(None, ge=0, description="Then the job itself is deleted.")
     cleanup_policy: Literal["Workloads", "None"] = Field(
         "Workloads", description="Workloads: pods go when the job ends. None: all but the GPUs' pods stay for a look."
@@ -104,22 +109,32 @@ class JobSpec(ApiModel):
     """What the user wishes."""
 
     cel = (
-        Cel("self.framework.type != 'Native' || has(self.algorithm)", "algorithm is required for framework Native",
-            ".algorithm"),
-        Cel("self.framework.type == 'Native' || !has(self.algorithm)", "algorithm is only for framework Native",
-            ".algorithm"),
+        Cel(
+            "self.framework.type != 'Native' || has(self.algorithm)",
+            "algorithm is required for framework Native",
+            ".algorithm",
+        ),
+        Cel(
+            "self.framework.type == 'Native' || !has(self.algorithm)",
+            "algorithm is only for framework Native",
+            ".algorithm",
+        ),
         Cel("self.framework.type != 'Native' || has(self.model)", "model is required for framework Native", ".model"),
-        Cel("self.framework.type != 'Native' || (has(self.storage) && has(self.storage.dataset) && "
+        Cel(
+            "self.framework.type != 'Native' || (has(self.storage) && has(self.storage.dataset) && "
             "has(self.storage.checkpoints) && has(self.storage.artifacts))",
-            "storage.dataset, storage.checkpoints and storage.artifacts are required for framework Native", ".storage"),
-        Cel("self.framework.type != 'Native' || has(self.environment) || has(self.reward)",
-            "framework Native needs an environment or a reward role, else nothing gives a reward"),
-        Cel("self.framework.type != 'Custom' || (has(self.trainer.template) && has(self.rollout.template))",
-            "framework Custom needs trainer.template and rollout.template"),
-        Cel("has(self.reward) == has(oldSelf.reward) && has(self.environment) == has(oldSelf.environment)",
-            "roles cannot be added to or taken from a job; create a new job instead"),
-        Cel("self.suspend || oldSelf.suspend || self.trainer.nodes.count == oldSelf.trainer.nodes.count",
-            "trainer.nodes.count can change only while the job is suspended", ".trainer.nodes.count"),
+            "storage.dataset, storage.checkpoints and storage.artifacts are required for framework Native",
+            ".storage",
+        ),
+        Cel(
+            "self.framework.type != 'Native' || has(self.environment) || has(self.reward)",
+            "framework Native needs an environment or a reward role, else nothing gives a reward",
+        ),
+        Cel(
+            "self.framework.type != 'Custom' || (has(self.trainer.template) && has(self.rollout.template))",
+            "framework Custom needs trainer.template and rollout.template",
+        ),
+        *JOB_SPEC_CHANGES,
     )
 
     suspend: bool = Field(False, description="Stop all pods and give back the nodes; false continues.")
@@ -128,7 +143,7 @@ class JobSpec(ApiModel):
     framework: Annotated[Framework, immutable("framework")] = Field(default_factory=Framework)
     algorithm: Algorithm | None = None
     model: Model | None = None
-    storage: Annotated[Storage, immutable("storage")] | None = None
+    storage: Storage | None = None
     communication: Communication = Field(default_factory=Communication)
     trainer: Trainer
     rollout: Rollout
@@ -157,10 +172,14 @@ class Job(ApiModel):
             f"size(self.metadata.name) <= {names.MAX_JOB_NAME}",
             f"metadata.name is at most {names.MAX_JOB_NAME} characters: children's host names are limited to 63",
         ),
+        Cel(
+            "self.metadata.name.matches('^[a-z]([-a-z0-9]*[a-z0-9])?$')",
+            "metadata.name is a letter, then letters, digits and dashes: it becomes part of Services' names",
+        ),
     )
 
     spec: JobSpec
     status: Status | None = None
 
 
-__all__ = ["Algorithm", "Job", "JobSpec", "FailurePolicy", "ListKind"]
+__all__ = ["Algorithm", "FailurePolicy", "Job", "JobSpec"]

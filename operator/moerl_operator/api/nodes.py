@@ -33,6 +33,11 @@ class NodeRequirements(ApiModel):
             ".nodeSelector",
         ),
         Cel(
+            "self.provisioner == 'Existing' || !has(self.nodeSelector)",
+            "nodeSelector is only for provisioner Existing",
+            ".nodeSelector",
+        ),
+        Cel(
             "!(self.capacityType in ['CapacityBlock', 'Reserved']) || has(self.capacityReservation)",
             "capacityReservation is required when capacityType is CapacityBlock or Reserved",
             ".capacityReservation",
@@ -66,7 +71,7 @@ class NodeRequirements(ApiModel):
     capacity_reservation: str | None = Field(
         None, min_length=3, max_length=64, pattern=r"^cr-[a-z0-9]+$", description="Id of a reservation or block."
     )
-    zones: Annotated[list[Zone] | None, ListKind("set")] = Field(
+    zones: Annotated[list[Zone] | None, ListKind("atomic")] = Field(
         None, max_length=6, description="Availability zones in order of preference; default: the class's subnets."
     )
     placement_group: str | None = Field(None, min_length=1, max_length=255, description="Name of a placement group.")
@@ -118,7 +123,8 @@ class NodeClassSpec(ApiModel):
         min_length=20,
         max_length=256,
         pattern=r"^arn:aws[a-z-]*:iam::[0-9]{12}:role/.+$",
-        description="IAM role of the instances, dedicated to this installation's managed groups (EKS unmaps it with the last group).",
+        description="IAM role of the instances. Dedicated to the node groups of this installation: EKS unmaps it "
+        "with the last group.",
     )
     subnets: Annotated[list[Subnet], ListMap(("id",))] = Field(min_length=1, max_length=16)
     security_group_ids: Annotated[
@@ -159,8 +165,6 @@ class NodeClassSpec(ApiModel):
 class NodeClass(ApiModel):
     """MoERLNodeClass: cluster-scoped, owned by the admin."""
 
-    cel = (
-        Cel("size(self.metadata.name) <= 63", "the name of a MoERLNodeClass is at most 63 characters"),
-    )
+    cel = (Cel("size(self.metadata.name) <= 63", "the name of a MoERLNodeClass is at most 63 characters"),)
 
     spec: NodeClassSpec

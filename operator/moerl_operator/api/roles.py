@@ -8,6 +8,7 @@ from pydantic import Field
 
 from moerl_operator.api import names
 from moerl_operator.api.base import ApiModel, Cel, ListKind, ListMap, PreserveUnknown, immutable
+from moerl_operator.api.changes import POOL_NAMES
 from moerl_operator.api.nodes import Name, NodeRequirements
 
 PodTemplate = Annotated[dict[str, Any], PreserveUnknown()]
@@ -39,7 +40,9 @@ class Backoff(ApiModel):
     """Wait before the next attempt: initial x 2^(failures - 1), capped."""
 
     cel = (
-        Cel("self.initialSeconds <= self.maxSeconds", "backoff.initialSeconds must be <= maxSeconds", ".initialSeconds"),
+        Cel(
+            "self.initialSeconds <= self.maxSeconds", "backoff.initialSeconds must be <= maxSeconds", ".initialSeconds"
+        ),
     )
 
     initial_seconds: int = Field(5, ge=0, le=3600)
@@ -60,8 +63,11 @@ class Trainer(ApiModel):
     """The policy trainers: one gang, one pod per node."""
 
     cel = (
-        Cel("self.nodes.capacityType != 'Spot'", "trainers cannot run on Spot: one interruption stops the whole gang",
-            ".nodes.capacityType"),
+        Cel(
+            "self.nodes.capacityType != 'Spot'",
+            "trainers cannot run on Spot: one interruption stops the whole gang",
+            ".nodes.capacityType",
+        ),
         Cel("has(self.nodes.count)", "trainer.nodes.count is required", ".nodes"),
     )
 
@@ -74,11 +80,21 @@ class Pool(ApiModel):
     """A part of the rollout role with one capacity type."""
 
     cel = (
-        Cel("has(self.replicas) != (has(self.minReplicas) || has(self.maxReplicas))",
-            "a pool has either replicas, or minReplicas and maxReplicas"),
+        Cel(
+            f"!(self.name in {list(names.ROLES)})",
+            f"a pool cannot have the name of a role ({', '.join(names.ROLES)})",
+            ".name",
+        ),
+        Cel(
+            "has(self.replicas) != (has(self.minReplicas) || has(self.maxReplicas))",
+            "a pool has either replicas, or minReplicas and maxReplicas",
+        ),
         Cel("has(self.minReplicas) == has(self.maxReplicas)", "minReplicas and maxReplicas go together"),
-        Cel("!has(self.minReplicas) || !has(self.maxReplicas) || self.minReplicas <= self.maxReplicas",
-            "minReplicas must be <= maxReplicas", ".minReplicas"),
+        Cel(
+            "!has(self.minReplicas) || !has(self.maxReplicas) || self.minReplicas <= self.maxReplicas",
+            "minReplicas must be <= maxReplicas",
+            ".minReplicas",
+        ),
     )
 
     name: Annotated[str, Field(min_length=1, max_length=names.MAX_POOL_NAME, pattern=r"^[a-z]([-a-z0-9]*[a-z0-9])?$")]
@@ -117,7 +133,7 @@ class Rollout(ApiModel):
     """The rollout workers: pools of replicas that fail and return one by one."""
 
     engine: Engine = Field(default_factory=Engine)
-    pools: Annotated[list[Pool], ListMap(("name",))] = Field(min_length=1, max_length=8)
+    pools: Annotated[list[Pool], ListMap(("name",)), POOL_NAMES] = Field(min_length=1, max_length=8)
     template: PodTemplate | None = Field(None, description="PodTemplateSpec of every pool.")
     failure_policy: FailurePolicy = Field(default_factory=FailurePolicy)
 
@@ -134,12 +150,17 @@ class BufferStorage(ApiModel):
     """What the buffer keeps its data on."""
 
     cel = (
-        Cel("self.type == 'PVC' || !has(self.storageClassName)", "storageClassName is only for storage type PVC",
-            ".storageClassName"),
+        Cel(
+            "self.type == 'PVC' || !has(self.storageClassName)",
+            "storageClassName is only for storage type PVC",
+            ".storageClassName",
+        ),
     )
 
     type: Literal["Memory", "PVC"] = "Memory"
-    size: str = Field("8Gi", max_length=20, pattern=r"^[1-9][0-9]*(Mi|Gi|Ti)$", description="Memory limit or volume size.")
+    size: str = Field(
+        "8Gi", max_length=20, pattern=r"^[1-9][0-9]*(Mi|Gi|Ti)$", description="Memory limit or volume size."
+    )
     storage_class_name: Name | None = None
 
 
