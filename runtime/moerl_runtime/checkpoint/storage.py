@@ -19,6 +19,7 @@ import boto3
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 
+_UNFINISHED = ".part"
 _ABSENT = {"404", "NoSuchKey", "NotFound"}
 
 
@@ -85,7 +86,7 @@ def list_folder(uri: str) -> list[str]:
     """Names relative to `uri` of all objects below it, sorted; empty if there is no such folder."""
     if not is_s3(uri):
         root = local_path(uri)
-        return sorted(str(path.relative_to(root)) for path in root.rglob("*") if path.is_file())
+        return [str(path.relative_to(root)) for path in _files(root)]
     bucket, key = split_s3(join(uri, ""))
     try:
         pages = _s3().get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=key)
@@ -124,6 +125,18 @@ def download_folder(uri: str, into: Path) -> Path:
         except (ClientError, BotoCoreError) as error:
             raise _s3_error(join(uri, name), "read", error) from error
     return into
+
+
+def delete(uri: str) -> None:
+    """Remove one object; nothing there is no error."""
+    if not is_s3(uri):
+        local_path(uri).unlink(missing_ok=True)
+        return
+    bucket, key = split_s3(uri)
+    try:
+        _s3().delete_object(Bucket=bucket, Key=key)
+    except (ClientError, BotoCoreError) as error:
+        raise _s3_error(uri, "deleted", error) from error
 
 
 def delete_folder(uri: str) -> None:
@@ -189,12 +202,12 @@ def _s3_error(uri: str, what: str, error: Exception) -> StorageError:
 
 
 def _files(folder: Path) -> Iterator[Path]:
-    return (path for path in sorted(folder.rglob("*")) if path.is_file())
+    return (path for path in sorted(folder.rglob("*")) if path.is_file() and path.suffix != _UNFINISHED)
 
 
 def _write_file(path: Path, data: bytes) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=_UNFINISHED)
     try:
         with os.fdopen(handle, "wb") as stream:
             stream.write(data)

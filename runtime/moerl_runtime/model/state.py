@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -11,8 +10,6 @@ from transformers.core_model_loading import revert_weight_conversion
 from transformers.modeling_utils import PreTrainedModel
 
 from moerl_runtime.weights.publish import TensorBytes
-
-from .tiny import load_folder
 
 _DTYPES = {
     torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16",
@@ -45,12 +42,3 @@ def config_files(model: PreTrainedModel) -> dict[str, str]:
     config = json.loads(model.config.to_json_string(use_diff=False))
     config["architectures"] = [type(model).__name__]
     return {"config.json": json.dumps(config, indent=2, sort_keys=True) + "\n"}
-
-
-def load_in_place(model: PreTrainedModel, folder: Path) -> None:
-    """Copy the weights of a folder into a running model of the same shape.
-
-    Raises OSError or ValueError for a broken folder and RuntimeError for another shape; the model is then unchanged.
-    """
-    fresh = load_folder(folder)
-    model.load_state_dict(fresh.state_dict(), strict=True)
