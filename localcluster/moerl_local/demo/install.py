@@ -1,0 +1,140 @@
+"""Puts the operator into the cluster: by helm as a pod, or as a process beside the cluster.
+
+The pod runs this checkout: the base image with the checkout mounted read-only. An image built by the
+Dockerfile can take its place (`--operator-image`); it is what a real installation uses.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from moerl_local.cluster.errors import ClusterError
+from moerl_local.cluster.handle import Cluster
+from moerl_local.demo import localise, manifests
+from moerl_local.demo.errors import DemoError
+from moerl_local.demo.progress import Steps
+
+RELEASE = "moerl-operator"
+NAMESPACE = "moerl-system"
+READY_SECONDS = 180
+
+
+@contextmanager
+def operator(
+    cluster: Cluster,
+    machine: localise.Machine,
+    steps: Steps,
+    *,
+    namespace: str,
+    image: str | None = None,
+    out_of_cluster: bool = False,
+) -> Iterator[None]:
+    """The custom resources, the node class and a running operator; a process is ended at the end, a pod stays.
+
+    Raises:
+        DemoError: helm refused, or the operator did not become ready; carries what is known.
+    """
+    with steps.step("operator") as entry:
+        try:
+            _helm(cluster, machine, image=image, replicas=0 if out_of_cluster else 1)
+            source = yaml.safe_load((manifests.CHECKOUT / "examples" / "node-class.yaml").read_text())
+            node_class = localise.node_class(source, machine, namespace=namespace)
+            cluster.kubectl("apply", "-f", "-", stdin=json.dumps(node_class))
+        except ClusterError as error:
+            raise DemoError(str(error)) from error
+        process = _process(cluster, machine) if out_of_cluster else None
+        try:
+            if not process:
+                _await_pod(cluster)
+            entry["note"] = "a process beside the cluster" if process else f"pod in {NAMESPACE}"
+        except BaseException:
+            _end(process)
+            raise
+    try:
+        yield
+    finally:
+        _end(process)
+
+
+def values(machine: localise.Machine, cluster_name: str, *, image: str | None, replicas: int) -> dict[str, Any]:
+    """The chart's values for this machine."""
+    repository, _, tag = (image or machine.image).rpartition(":")
+    aws = {name: value for name, value in machine.environment.items() if name.startswith("AWS_")}
+    out: dict[str, Any] = {
+        "replicaCount": replicas,
+        "image": {"repository": repository, "tag": tag, "pullPolicy": "Never"},
+        "extraEnv": [{"name": name, "value": value} for name, value in aws.items()],
+    }
+    if not image:
+        out["extraEnv"] = [{"name": name, "value": value} for name, value in machine.environment.items()]
+        out |= {"extraVolumes": [machine.volume], "extraVolumeMounts": [machine.mount]}
+    return out
+
+
+def _helm(cluster: Cluster, machine: localise.Machine, *, image: str | None, replicas: int) -> None:
+    with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
+        yaml.safe_dump(values(machine, cluster.name, image=image, replicas=replicas), file)
+        file.flush()
+        cluster.helm(
+            "upgrade", "--install", RELEASE, str(manifests.CHART), "--namespace", NAMESPACE, "--create-namespace",
+            "--values", file.name,
+        )  # fmt: skip
+
+
+def _await_pod(cluster: Cluster) -> None:
+    try:
+        cluster.kubectl("-n", NAMESPACE, "rollout", "status", f"deployment/{RELEASE}", f"--timeout={READY_SECONDS}s")
+    except ClusterError as error:
+        said = _last_words(cluster)
+        raise DemoError(f"the operator's pod did not become ready within {READY_SECONDS} s: {said or error}") from error
+
+
+def _last_words(cluster: Cluster) -> str:
+    try:
+        lines = cluster.kubectl("-n", NAMESPACE, "logs", f"deployment/{RELEASE}", "--tail=3").strip().splitlines()
+    except ClusterError as error:
+        return str(error)
+    return " | ".join(lines)
+
+
+def _process(cluster: Cluster, machine: localise.Machine) -> subprocess.Popen[bytes]:
+    log = cluster.folder / "operator-demo.log"
+    aws = {name: value for name, value in machine.environment.items() if name.startswith("AWS_")}
+    command = [
+        str(Path(sys.executable).with_name("moerl")),
+        "operator",
+        "run",
+        "--kubeconfig",
+        str(cluster.operator_kubeconfig),
+    ]
+    with log.open("wb") as out:
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, env=_environment(aws))
+    time.sleep(3)
+    if process.poll() is not None:
+        raise DemoError(f"the operator ended at once: {log.read_text().strip().splitlines()[-1:]} (all of it: {log})")
+    return process
+
+
+def _environment(more: dict[str, str]) -> dict[str, str]:
+    return {**os.environ, **more}
+
+
+def _end(process: subprocess.Popen[bytes] | None) -> None:
+    if process is None:
+        return
+    process.terminate()
+    try:
+        process.wait(timeout=20)
+    except subprocess.TimeoutExpired:
+        process.kill()
