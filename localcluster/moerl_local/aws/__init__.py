@@ -6,5 +6,6 @@ One HTTP server stands for all services; product code knows only its URL. How a 
                                                                                   |
                         world (what exists) <- simulation (what happens as the clock moves) -> joiner (nodes)
 
-A service is eks, autoscaling, ec2 with launch_templates, or sts. S3, SQS and EventBridge are moto's, behind the same port.
+A service is eks, autoscaling, ec2 with launch_templates, or sts. S3, SQS and EventBridge are moto's, behind the
+same port.
 """

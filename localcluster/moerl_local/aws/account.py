@@ -143,8 +143,8 @@ class Account:
             return render.error(model, problem, request_id)
         except Exception:
             log.exception("the emulator failed in %s %s", call.service, action)
-            problem = AwsError("InternalFailure", "The emulator failed; its log says where.", status=500)
-            return render.error(model, problem, request_id)
+            own = AwsError("InternalFailure", "The emulator failed; its log says where.", status=500)
+            return render.error(model, own, request_id)
 
     def _refuse_before(self, model: Service, call: Call, action: str) -> None:
         if call.region != REGION:

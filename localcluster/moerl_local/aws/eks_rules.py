@@ -130,8 +130,9 @@ def _check_template_against_request(params: dict[str, Any], template: dict[str, 
         raise invalid("Instance types cannot be given both in the launch template and in the request.")
     if "ImageId" in template:
         if params.get("amiType", "CUSTOM") != "CUSTOM":
-            raise invalid("You cannot specify an AMI Type other than CUSTOM, when specifying an image id in your launch "
-                          "template.")  # fmt: skip
+            raise invalid(
+                "You cannot specify an AMI Type other than CUSTOM, when specifying an image id in your launch template."
+            )
         for name in ("version", "releaseVersion"):
             if name in params:
                 raise invalid(

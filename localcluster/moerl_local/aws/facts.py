@@ -1,4 +1,4 @@
-"""What AWS publishes about instance types (moto's copy of it), and the type `local` that stands for this machine's node."""
+"""What AWS publishes about instance types (moto's copy), and the type `local` that stands for this machine's node."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The life of an EKS managed node group: CREATING, ACTIVE, UPDATING, DEGRADED, CREATE_FAILED, DELETING, DELETE_FAILED."""
+"""The life of an EKS managed node group, from CREATING to gone, with what it may fail of on the way."""
 
 from __future__ import annotations
 

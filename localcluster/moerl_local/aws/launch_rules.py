@@ -130,7 +130,8 @@ def _interface_problems(interfaces: Sequence[dict[str, Any]]) -> Iterator[Proble
     if len(interfaces) > 1 and any(entry.get("AssociatePublicIpAddress") for entry in interfaces):
         yield Problem(
             "InvalidParameterCombination",
-            "The associatePublicIPAddress parameter cannot be specified when launching with multiple network interfaces.",
+            "The associatePublicIPAddress parameter cannot be specified when launching with "
+            "multiple network interfaces.",
         )
     for entry, (card, device) in zip(interfaces, places, strict=True):
         if entry.get("InterfaceType") != "efa-only":

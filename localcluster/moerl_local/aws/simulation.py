@@ -1,7 +1,7 @@
 """What happens by itself as emulated time passes: groups become ready, instances launch, join, drain and go.
 
-Every pending change is a moment (`..._due`) in the world's data. `advance` takes the moments in order, so that a jump of
-an hour gives the same history as an hour of waiting, and a restart goes on where the file ends.
+Every pending change is a moment (`..._due`) in the world's data. `advance` takes the moments in order, so that a jump
+of an hour gives the same history as an hour of waiting, and a restart goes on where the file ends.
 """
 
 from __future__ import annotations
