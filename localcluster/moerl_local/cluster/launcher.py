@@ -8,10 +8,11 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from moerl_local.cluster import account, awsemulator, build, controlplane, kwok, network, prerequisites
+from moerl_local.cluster import account, awsemulator, build, controlplane, kwok, network, prerequisites, runtime, sweep
 from moerl_local.cluster import node as real_node
 from moerl_local.cluster import settings as setting
 from moerl_local.cluster.controlplane import Files
+from moerl_local.cluster.errors import ClusterError
 from moerl_local.cluster.handle import FILE, Cluster
 from moerl_local.cluster.kubectl import Kubectl
 from moerl_local.cluster.processes import Processes
@@ -64,6 +65,8 @@ def _start(settings: Settings, wanted: Wanted, bin_dir: Path, with_node: bool) -
             controlplane.prepare(settings)
         if settings.index is not None:
             network.make_rules(settings.network, settings.ports["apiserver"])
+        if with_node:
+            runtime.start(settings.folder, settings.network, processes)  # needs a second that it can have now
         controlplane.start(settings, processes, bin_dir)
         progress.done()
         aws = None
@@ -101,11 +104,14 @@ def down(name: str, *, purge: bool = False) -> int:
         folder = state_dir() / name
         settings = setting.load(name)
         processes = Processes(folder)
-        ended = real_node.stop(folder, processes) if settings is None or settings.index is not None else 0
+        own_network = settings.network if settings and settings.index is not None else None
+        if own_network and not network.usable():
+            raise ClusterError(f"cluster {name} was started by root; run `moerl cluster down` as root")
+        ended = real_node.stop(own_network, processes) if own_network else 0
         ended += processes.stop()
-        real_node.clean(name, folder)
-        if settings and settings.index is not None and network.usable():
-            network.remove(settings.network)
+        if own_network:
+            sweep.sweep(folder, own_network)
+            network.remove(own_network)
         if settings:
             settings.ports.clear()
             settings.save()
@@ -119,7 +125,7 @@ def reset(name: str, wanted: Wanted) -> Cluster:
     """Bring up cluster `name` as new: every object is gone, images stay."""
     down(name)
     folder = state_dir() / name
-    for part in ("etcd", "kubelet", "logs", "aws", "kubeconfig", "config", "pki"):
+    for part in ("etcd", "kubelet", "pod-logs", "logs", "aws", "kubeconfig", "config", "pki"):
         shutil.rmtree(folder / part, ignore_errors=True)
     return up(name, wanted)
 
@@ -136,7 +142,7 @@ def _describe(settings: Settings, bin_dir: Path, node_name: str | None) -> Clust
         bin_dir=bin_dir,
         admin_kubeconfig=files.kubeconfig("admin"),
         operator_kubeconfig=files.kubeconfig("operator"),
-        containerd_socket=real_node.socket(settings.name) if node_name else None,
+        containerd_socket=runtime.socket(settings.network) if node_name else None,
         node_name=node_name,
         audit_log=files.audit_log,
         aws_endpoint=awsemulator.endpoint(settings) if has_aws else None,
