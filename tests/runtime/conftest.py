@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Iterator
 
 import pytest
-from support.redis import RedisServer, redis_server
 
 from moerl_runtime.buffer.client import Buffer
+from support.redis import RedisServer, redis_server
 
 
 @pytest.fixture(scope="session")

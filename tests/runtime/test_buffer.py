@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from support.redis import RedisServer
 
 from moerl_runtime.buffer.client import Buffer
 from moerl_runtime.buffer.model import BufferFault, CommitResult, FencedAttempt, Lease, StepSettled, UnknownAttempt
 from moerl_runtime.buffer.records import Sample, SampleGroup
+from support.redis import RedisServer
 
 BATCH = 4
 STALENESS = 1

@@ -10,14 +10,14 @@ end `finish`. The driver's: `head`, `lease` (with `issue` before it), `renew` me
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import fields
 from typing import Any, Self, cast
 
 from redis.asyncio import Redis
 
-from . import records
-from .connection import BASE, open_redis, run, text
+from . import records, scripts
+from .connection import BASE, open_redis, reachable, run, text
 from .model import (
     Audit,
     Begun,
@@ -42,7 +42,10 @@ _STATES = tuple(f.name for f in fields(Ledger))
 
 
 class Buffer:
-    """An open connection to one job's buffer. Make it with `connect`, end it with `close`."""
+    """An open connection to one job's buffer. Make it with `connect`, end it with `close`.
+
+    Every method raises BufferFault when the server cannot be reached (after some seconds of retries).
+    """
 
     def __init__(self, redis: Redis) -> None:
         self.redis = redis
@@ -64,17 +67,19 @@ class Buffer:
 
     # ---- driver
 
+    @reachable
     async def issue(self, count: int, *, batch: int, max_staleness: int) -> int:
         """Issue up to `count` new groups, moving the dataset cursor; the number issued (0: enough are open)."""
-        answers = await run(self.redis, "issue", [(batch, max_staleness)] * count)
+        answers = await self._first_alone("issue", (batch, max_staleness), count, good=lambda answer: answer[0] != 0)
         return sum(1 for answer in answers if answer[0])
 
+    @reachable
     async def lease(
         self, worker: str, count: int, *, ttl_seconds: float, version: int, batch: int, max_staleness: int
     ) -> LeaseAnswer:
         """Lease up to `count` groups for a worker that serves policy `version`; expired leases first."""
         call = (worker, version, round(ttl_seconds * 1000), batch, max_staleness)
-        answers = await run(self.redis, "lease", [call] * count)
+        answers = await self._first_alone("lease", call, count, good=lambda answer: answer[0] == b"ok")
         leases, least, finished = [], 0, False
         for status, *rest in answers:
             if status == b"ok":
@@ -94,12 +99,14 @@ class Buffer:
                 finished = finished or status == b"finished"
         return LeaseAnswer(leases=tuple(leases), min_version=least, finished=finished)
 
+    @reachable
     async def renew(self, leases: Sequence[Lease], *, ttl_seconds: float) -> list[bool]:
         """Extend leases; False for those that are no longer this worker's."""
         ttl = round(ttl_seconds * 1000)
         answers = await run(self.redis, "renew", [(*_token(lease), ttl) for lease in leases])
         return [answer == 1 for answer in answers]
 
+    @reachable
     async def commit(self, lease: Lease, group: SampleGroup) -> CommitResult:
         """Admit a finished group, exactly once per uid however often it is repeated."""
         if (group.uid, group.epoch, group.incarnation) != (lease.uid, lease.epoch, lease.incarnation):
@@ -119,10 +126,12 @@ class Buffer:
                 break
         return result
 
+    @reachable
     async def release(self, lease: Lease) -> bool:
         """Give a lease back unused; the group is among the next to be leased."""
         return bool((await run(self.redis, "release", [_token(lease)]))[0] == 1)
 
+    @reachable
     async def fail(self, lease: Lease, *, reason: str, max_failures: int = 3) -> bool:
         """The group itself is at fault (not infrastructure): tried again, failed for good after `max_failures`.
 
@@ -133,6 +142,7 @@ class Buffer:
 
     # ---- trainer (rank 0)
 
+    @reachable
     async def begin(self, attempt: int, step: int) -> Begun:
         """Start an attempt that resumes from the checkpoint of `step` (0: none). First call of a trainer process.
 
@@ -153,6 +163,7 @@ class Buffer:
             head=await self.head(),
         )
 
+    @reachable
     async def take(
         self, step: int, attempt: int, *, batch: int, version: int, max_staleness: int
     ) -> list[SampleGroup] | None:
@@ -176,6 +187,7 @@ class Buffer:
             raise BufferFault(f"payload of {len(lost)} groups of step {step} is gone ({lost[0]}): restart the trainer")
         return [records.decode(payload) for payload in payloads]
 
+    @reachable
     async def settle(self, step: int, attempt: int) -> int:
         """After a durable checkpoint of `step`: close all groups taken up to it, free their payload; their number.
 
@@ -184,12 +196,14 @@ class Buffer:
         earlier = await self.redis.zrangebyscore(f"{BASE}:steps", "-inf", f"({step}")
         return await self._each_step("settle", [*(int(s) for s in earlier), step], attempt)
 
+    @reachable
     async def finish(self, attempt: int) -> int:
         """No more groups are wanted: refuse issue and lease from now on, cancel what is open; their number."""
         answer = _checked((await run(self.redis, "finish", [(attempt,)]))[0])
         cancelled = await run(self.redis, "cancel", [(uid, attempt) for uid in answer[1:]])
         return sum(_checked(one)[1] for one in cancelled)
 
+    @reachable
     async def set_head(self, attempt: int, version: int, manifest_key: str, *, step: int) -> bool:
         """Publish; True if HEAD now is this publish, False if it already is at this version or further.
 
@@ -198,6 +212,7 @@ class Buffer:
         answer = _checked((await run(self.redis, "head", [(attempt, version, step, manifest_key)]))[0])
         return bool(answer[1])
 
+    @reachable
     async def snapshot(self) -> Snapshot:
         """What belongs into a checkpoint."""
         pipe = self.redis.pipeline(transaction=True)
@@ -212,12 +227,20 @@ class Buffer:
             exceptions=tuple(sorted(int(uid) for uid in closed)),
         )
 
-    async def _each_step(self, name: Any, steps: list[int], attempt: int) -> int:
+    async def _first_alone(
+        self, name: scripts.Name, call: tuple[str | int | float, ...], count: int, *, good: Callable[[Any], bool]
+    ) -> list[Any]:
+        """The same call `count` times; when the first gets nothing (an idle worker's poll), the others are spared."""
+        first = await run(self.redis, name, [call])
+        return first + await run(self.redis, name, [call] * (count - 1)) if good(first[0]) else first
+
+    async def _each_step(self, name: scripts.Name, steps: list[int], attempt: int) -> int:
         """Run a script of one step for each step, lowest first; the sum of groups moved."""
         return sum(_checked(a)[1] for a in await run(self.redis, name, [(step, attempt) for step in steps]))
 
     # ---- both
 
+    @reachable
     async def head(self) -> Head | None:
         """The newest published policy, None before the first publish."""
         record: dict[bytes, bytes] = await cast("Awaitable[Any]", self.redis.hgetall(f"{BASE}:head"))
@@ -230,10 +253,12 @@ class Buffer:
             manifest_key=record[b"manifest"].decode(),
         )
 
+    @reachable
     async def ledger(self) -> Ledger:
         """The counters of groups, as kept by the scripts."""
         return (await self.stats()).ledger
 
+    @reachable
     async def stats(self) -> Stats:
         """Ledger, lease and token ledgers, cursor."""
         pipe = self.redis.pipeline(transaction=True)
@@ -256,6 +281,7 @@ class Buffer:
             last_failure=meta.get("lastFailure", ""),
         )
 
+    @reachable
     async def audit(self) -> Audit:
         """Recount all structures and compare them with the counters."""
         todo, leased, ready, taken, closed, *problems = (await run(self.redis, "audit", [()]))[0]
@@ -270,21 +296,25 @@ class Buffer:
 
     # ---- weight objects and manifests: opaque values outside every script
 
+    @reachable
     async def put_blob(self, key: str, value: bytes) -> None:
         """Store an immutable object under `<base>:weights:<key>`."""
         await self.redis.set(f"{BASE}:weights:{key}", value)
 
+    @reachable
     async def get_blob(self, key: str) -> bytes | None:
         """The object, None if there is none."""
         value: bytes | None = await self.redis.get(f"{BASE}:weights:{key}")
         return value
 
+    @reachable
     async def delete_blobs(self, keys: Sequence[str]) -> int:
         """Remove objects (their memory is freed in the background); how many existed."""
         if not keys:
             return 0
         return int(await self.redis.unlink(*(f"{BASE}:weights:{key}" for key in keys)))
 
+    @reachable
     async def list_blobs(self, prefix: str = "") -> list[str]:
         """Keys of stored objects that begin with `prefix`, sorted."""
         front = f"{BASE}:weights:"

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Sequence
-from typing import Any, cast
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar, cast
 
 from redis.asyncio import Redis
 from redis.asyncio.retry import Retry
@@ -94,6 +95,23 @@ async def run(redis: Redis, name: scripts.Name, calls: Sequence[Sequence[str | i
         if isinstance(answer, Exception):
             raise answer
     return answers
+
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def reachable(method: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, Coroutine[Any, Any, T]]:
+    """Wraps a client's method: a server that cannot be reached, or refuses a command, is a BufferFault."""
+
+    @wraps(method)
+    async def call(*args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            return await method(*args, **kwargs)
+        except RedisError as error:
+            raise BufferFault(f"the buffer cannot be used now: {error}") from error
+
+    return call
 
 
 def text(value: Any) -> str:

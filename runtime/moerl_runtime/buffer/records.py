@@ -11,7 +11,7 @@ import json
 import struct
 import sys
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 SCHEMA = 1
@@ -108,7 +108,7 @@ class SampleGroup:
 def encode(group: SampleGroup) -> bytes:
     """Bytes of a group. RecordError if a sample's arrays differ in length."""
     rows = []
-    parts = [_raw(_ints(group.prompt_ids))]
+    parts = [_raw(token_ids(group.prompt_ids))]
     for sample in group.samples:
         length = len(sample.output_ids)
         if not len(sample.logprobs) == len(sample.versions) == len(sample.mask) == length:
@@ -210,7 +210,8 @@ class _Reader:
             raise RecordError(f"sample record has {len(self._payload) - self._position} bytes after its end")
 
 
-def _ints(values: Sequence[int]) -> array[int]:
+def token_ids(values: Iterable[int]) -> array[int]:
+    """Token ids as the record holds them."""
     return values if isinstance(values, array) else array("i", values)
 
 

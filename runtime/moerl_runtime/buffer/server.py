@@ -5,6 +5,7 @@ The password goes into a file that only this user can read, never into argv, whe
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import sys
@@ -14,13 +15,14 @@ from pathlib import Path
 
 SERVERS = ("valkey-server", "redis-server")
 DEFAULT_PORT = 6379
+DATA_DIR = "/data"
 
 
 def configuration(*, password: str, port: int, bind: str, folder: Path, persist: bool, memory: str | None) -> str:
     """The text of redis.conf.
 
     `noeviction`: a full buffer refuses writes, and drivers back off, where any other policy would silently lose groups.
-    Keyspace persistence is off in memory: a lost server is rebuilt, not restored from a file of another moment.
+    RDB files are off: a lost server is rebuilt, not restored from a moment long ago. `persist` appends to a log.
     """
     lines = [
         f"bind {bind}",
@@ -57,13 +59,13 @@ def prepare(env: Mapping[str, str]) -> list[str]:
     if "\n" in password or "\0" in password:
         raise SystemExit("moerl buffer: MOERL_BUFFER_PASSWORD holds a line break")
     folder = _folder(env)
-    data = env.get("MOERL_BUFFER_DATA")
+    data = _data_folder(env)
     text = configuration(
         password=password,
         port=int(env.get("MOERL_BUFFER_PORT", DEFAULT_PORT)),
         bind=env.get("MOERL_BUFFER_BIND", "* -::*"),
-        folder=Path(data) if data else folder,
-        persist=bool(data),
+        folder=data or folder,
+        persist=data is not None,
         memory=env.get("MOERL_BUFFER_MAXMEMORY"),
     )
     path = folder / "redis.conf"
@@ -71,6 +73,16 @@ def prepare(env: Mapping[str, str]) -> list[str]:
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
         file.write(text)
     return [program, str(path)]
+
+
+def _data_folder(env: Mapping[str, str]) -> Path | None:
+    """Where the job asks for persistence (spec.buffer.storage.type PVC), the operator's mount; else None."""
+    try:
+        spec = json.loads(Path(env.get("MOERL_CONFIG", "")).read_text())["spec"]
+        persistent = spec["buffer"]["storage"]["type"] == "PVC"
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return Path(env.get("MOERL_BUFFER_DATA") or DATA_DIR) if persistent else None
 
 
 def _folder(env: Mapping[str, str]) -> Path:

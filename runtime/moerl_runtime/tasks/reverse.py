@@ -86,7 +86,8 @@ class Reverse:
     def _drawn_heldout(self, limit: int) -> list[list[int]]:
         if self.heldout_fraction == 0.0:
             return []
-        draw, found = random.Random("heldout"), {}  # noqa: S311
+        draw = random.Random("heldout")  # noqa: S311
+        found: dict[tuple[int, ...], list[int]] = {}
         while len(found) < limit:
             prompt = self._around([draw.randrange(self.letters) for _ in range(self.length)])
             if is_heldout(prompt, self.heldout_fraction):
