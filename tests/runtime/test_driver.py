@@ -221,6 +221,7 @@ async def test_a_killed_driver_s_groups_are_made_by_another_and_its_commits_are_
         w.kill("zombie")
         w.engine.delay = 0.0
         await w.start("heir")
+        await until(_admits(buffer, 2 * BATCH))
         groups = [*await w.take(1, version=version), *await w.take(2, version=version)]
         assert {g.worker for g in groups} == {"heir"}
         assert {g.uid for g in groups} >= {lease.uid for lease in held}
