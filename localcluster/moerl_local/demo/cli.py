@@ -36,8 +36,15 @@ def demo(context: click.Context, cluster_name: str, out: Path, keep: bool, opera
         raise click.UsageError("--operator-image and --out-of-cluster exclude each other")
     if not os.environ.get("MOERL_PLAN_SHOWN"):
         click.echo(plan.text())
-    options = run.Options(cluster=cluster_name, out=out, keep=keep, operator_image=operator_image, out_of_cluster=out_of_cluster,
-                          job_seconds=timeout, random_weights=random_weights)  # fmt: skip
+    options = run.Options(
+        cluster=cluster_name,
+        out=out,
+        keep=keep,
+        operator_image=operator_image,
+        out_of_cluster=out_of_cluster,
+        job_seconds=timeout,
+        random_weights=random_weights,
+    )
     try:
         record = run.run(options, Console())
     except DemoError as error:

@@ -130,8 +130,8 @@ class _Placed:
 
 
 # Columns of the picture from left to right; what gives the reward stands below the buffer and the rollouts.
-_COLUMN = {"trainer": 24, "buffer": 310, "reward": 310, "rollout": 596, "environment": 596}
-_WIDE = 240
+_COLUMN = {"trainer": 24, "buffer": 320, "reward": 320, "rollout": 616, "environment": 616}
+_WIDE = 218
 _TOP = 44
 
 

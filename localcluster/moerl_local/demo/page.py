@@ -13,7 +13,7 @@ from moerl_local.demo.record import Obj, Record, seconds_between
 
 _WHAT = {
     "trainer": "GRPO on the policy, checkpoints",
-    "rollout": "generates answers (engine + driver)",
+    "rollout": "engine and driver generate",
     "reward": "scores answers",
     "environment": "checks answers, gives the reward",
     "buffer": "Redis: leases, samples, versions",
@@ -100,7 +100,7 @@ def _roles(record: Record) -> str:
         if len(pods) > 6:
             shown.append((f"and {len(pods) - 6} more", "", ""))
         group = mine[0]["name"] if mine else ""
-        boxes.append(figures.Box(role, what, f"node group {group}" if group else "", shown))
+        boxes.append(figures.Box(role, what, group, shown))
     node = next((str(pod["node"]) for pod in record.pods.values() if pod.get("node")), "")
     return (
         figures.roles(boxes, node=f"real node {node}: every node group of instance type “local” is joined by it")
@@ -111,11 +111,12 @@ def _roles(record: Record) -> str:
 
 def _short(name: str, record: Record) -> str:
     short = name.removeprefix(f"{record.job.get('metadata', {}).get('name', '')}-")
-    return short if len(short) <= 29 else short[:28] + "…"
+    return short if len(short) <= 24 else short[:23] + "…"
 
 
 def _pod_css(pod: Obj) -> str:
-    if pod.get("phase") == "Failed" or pod.get("exit_code") not in (None, 0, 143):
+    # 143 is how a process ends that was told to: at the job's end nothing went wrong.
+    if pod.get("exit_code") not in (None, 0, 143) or (pod.get("phase") == "Failed" and pod.get("exit_code") is None):
         return "bad"
     return "good" if pod.get("ready") or pod.get("exit_code") == 0 else "wait"
 
@@ -138,14 +139,14 @@ def _evaluation(record: Record) -> str:
     if not found:
         return ""
     rows = [
-        (e["prompt"], e["answer"], "✓" if e["correct"] else f"✗ expected {e['expected']}")
+        (" ".join(map(str, e["prompt"])), " ".join(map(str, e["answer"])), "✓" if e["correct"] else "✗")
         for e in found.get("examples", [])
     ]
     said = escape(
         f"The final policy was downloaded from {found.get('uri', '')}, loaded with from_pretrained and asked "
         f"{found.get('prompts', 0)} prompts that training never drew, greedily: {found['exactMatch']:.1%} right."
     )
-    return f"<p>{said}</p>" + _table(("prompt", "answer", ""), rows)
+    return f"<p>{said}</p>" + _table(("prompt, as token ids", "answer", "right"), rows)
 
 
 def _timeline(record: Record) -> str:

@@ -19,7 +19,7 @@ from moerl_local.images.errors import ImageError
 from moerl_local.paths import cache_dir
 
 # What the warm-start model is made from; a change of any of these makes it anew.
-_SOURCES = ("local/warmstart.py", "model", "tasks")
+_SOURCES = ("model/tiny.py", "model/warmstart.py", "model/evaluate.py", "tasks")
 
 
 def image() -> base_image.Image:
@@ -46,7 +46,7 @@ def warm_start(dataset: str) -> Path:
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".warmstart-") as unfinished:
         out = Path(unfinished) / "model"
-        run_python("moerl_runtime.local.warmstart", "--out", str(out), "--dataset", dataset)
+        run_python("moerl_runtime.model.warmstart", "--out", str(out), "--dataset", dataset)
         out.rename(folder)
     return folder
 

@@ -173,20 +173,19 @@ def _evaluate(record: Record, machine: localise.Machine, before: Path | None) ->
         raise DemoError("the job is Complete but names no final policy in status.finalPolicy")
     with tempfile.TemporaryDirectory(prefix="moerl-policy-") as folder:
         Bucket(machine.aws_endpoint).download(uri, Path(folder))
-        found = _ask(Path(folder))
-    found["uri"] = uri
-    if before:
-        found["before"] = _ask(before)["exactMatch"]
-    return found
+        models = [Path(folder), *([before] if before else [])]
+        final, *start = _ask(models)
+    final["uri"] = uri
+    if start:
+        final["before"] = start[0]["exactMatch"]
+    return final
 
 
-def _ask(model: Path) -> Obj:
-    text = prepare.run_python(
-        "moerl_runtime.local.evaluate",
-        "--model", str(model), "--dataset", manifests.example_dataset(), "--prompts", str(HELD_OUT_PROMPTS),
-    )  # fmt: skip
-    found: Obj = json.loads(text.strip().splitlines()[-1])
-    return found
+def _ask(models: list[Path]) -> list[Obj]:
+    arguments = [word for model in models for word in ("--model", str(model))]
+    arguments += ["--dataset", manifests.example_dataset(), "--prompts", str(HELD_OUT_PROMPTS)]
+    text = prepare.run_python("moerl_runtime.model.ask", *arguments)
+    return [json.loads(line) for line in text.strip().splitlines()[-len(models) :]]
 
 
 def _write_report(record: Record, out: Path) -> Path:
