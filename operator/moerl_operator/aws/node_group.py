@@ -1,0 +1,98 @@
+"""EKS node groups in our words and in AWS's: the request that makes one, and the reading of what is there.
+
+Pure functions over plain dicts, so that every odd state of a group is one test.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from moerl_operator.core.world import NodeGroupObservation, NodeGroupSpec
+
+CAPACITY_TYPES = {
+    "OnDemand": "ON_DEMAND",
+    "Spot": "SPOT",
+    "Reserved": "ON_DEMAND",
+    "CapacityBlock": "CAPACITY_BLOCK",
+}
+AUTOSCALER_TAG_PREFIX = "k8s.io/cluster-autoscaler/"
+# Auto Scaling writes this into the cause of the first activity after a change of the desired size.
+_RESIZED = "changing the desired capacity"
+
+
+def create_request(spec: NodeGroupSpec, cluster_name: str) -> dict[str, Any]:
+    """Parameters of CreateNodegroup: size 0 and min 0, since EKS fails a group for good that cannot buy at once.
+
+    What the launch template holds must not be said again here (disk, image, the type of a Capacity Block).
+    """
+    request: dict[str, Any] = {
+        "clusterName": cluster_name,
+        "nodegroupName": spec.name,
+        "scalingConfig": {"minSize": 0, "maxSize": max(1, spec.maximum), "desiredSize": 0},
+        "subnets": [spec.subnet],
+        "nodeRole": spec.node_role_arn,
+        "capacityType": CAPACITY_TYPES[spec.capacity_type],
+        "labels": dict(spec.labels),
+        "taints": [{"key": key, "value": value, "effect": "NO_SCHEDULE"} for key, value in spec.taints],
+        "tags": dict(spec.tags),
+        "launchTemplate": {"name": spec.name, "version": "1"},
+        # A replaced node takes the scarce capacity of the one it replaces, never more.
+        "updateConfig": {"maxUnavailable": 1},
+    }
+    if spec.capacity_type != "CapacityBlock":
+        request["instanceTypes"] = list(spec.instance_types)
+    if not spec.ami_id:
+        request["amiType"] = spec.ami_type
+        if spec.release_version:
+            request["releaseVersion"] = spec.release_version
+    return request
+
+
+def observed(
+    group: Mapping[str, Any], scaling_group: Mapping[str, Any] | None, activities: Iterable[Mapping[str, Any]] = ()
+) -> NodeGroupObservation:
+    """One group from DescribeNodegroup, its Auto Scaling group (None: not there yet, or gone) and its activities."""
+    scaling = group.get("scalingConfig") or {}
+    instances = (scaling_group or {}).get("Instances") or []
+    states = [str(instance.get("LifecycleState", "")) for instance in instances]
+    zones = (scaling_group or {}).get("AvailabilityZones") or []
+    tags = [str(tag.get("Key", "")) for tag in (scaling_group or {}).get("Tags") or []]
+    return NodeGroupObservation(
+        name=group["nodegroupName"],
+        status=group.get("status") or "",
+        tags=dict(group.get("tags") or {}),
+        desired=int((scaling_group or {}).get("DesiredCapacity", 0)),
+        minimum=int((scaling_group or {}).get("MinSize", scaling.get("minSize", 0))),
+        maximum=int((scaling_group or {}).get("MaxSize", scaling.get("maxSize", 0))),
+        in_service=sum(state == "InService" for state in states),
+        pending=sum(state.startswith("Pending") for state in states),
+        asg_name=(scaling_group or {}).get("AutoScalingGroupName") or scaling_group_name(group),
+        instance_types=tuple(group.get("instanceTypes") or ()),
+        zone=zones[0] if len(zones) == 1 else "",
+        launch_template_id=(group.get("launchTemplate") or {}).get("id") or "",
+        issues=tuple(
+            (str(issue.get("code")), str(issue.get("message") or ""))
+            for issue in (group.get("health") or {}).get("issues") or []
+        ),
+        failures=failures_since_resize(activities),
+        autoscaler_tags=any(key.startswith(AUTOSCALER_TAG_PREFIX) for key in tags),
+        arn=group.get("nodegroupArn") or "",
+    )
+
+
+def scaling_group_name(group: Mapping[str, Any]) -> str:
+    """Name of the group's Auto Scaling group; '' until EKS has made it."""
+    groups = (group.get("resources") or {}).get("autoScalingGroups") or []
+    return str(groups[0].get("name") or "") if groups else ""
+
+
+def failures_since_resize(activities: Iterable[Mapping[str, Any]]) -> tuple[str, ...]:
+    """Messages of failed activities, newest first, back to the latest change of the desired size."""
+    messages = []
+    for activity in activities:
+        if activity.get("StatusCode") in ("Failed", "Cancelled") and activity.get("StatusMessage"):
+            messages.append(str(activity["StatusMessage"]))
+        if _RESIZED in (activity.get("Cause") or ""):
+            break
+    return tuple(messages)
