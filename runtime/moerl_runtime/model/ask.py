@@ -54,7 +54,7 @@ def main(argv: list[str] | None = None) -> int:
         if not heldout:
             raise tasks.TaskError(f"{arguments.dataset} holds out no prompts")
         for folder in arguments.model:
-            print(json.dumps({"model": str(folder), **ask(load_folder(folder).eval(), task, heldout)}))
+            print(json.dumps({"model": str(folder), **ask(load_folder(folder), task, heldout)}))
     except (tasks.TaskError, OSError, ValueError) as error:
         print(f"ask: {error}", file=sys.stderr)
         return 1
