@@ -5,6 +5,7 @@ Pure functions over plain dicts, so that every odd state of a group is one test.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -18,7 +19,7 @@ CAPACITY_TYPES = {
 }
 AUTOSCALER_TAG_PREFIX = "k8s.io/cluster-autoscaler/"
 # Auto Scaling writes this into the cause of the first activity after a change of the desired size.
-_RESIZED = "changing the desired capacity"
+_RESIZED = re.compile(r"changing the desired capacity from \d+ to (\d+)")
 
 
 def create_request(spec: NodeGroupSpec, cluster_name: str) -> dict[str, Any]:
@@ -50,19 +51,27 @@ def create_request(spec: NodeGroupSpec, cluster_name: str) -> dict[str, Any]:
 
 
 def observed(
-    group: Mapping[str, Any], scaling_group: Mapping[str, Any] | None, activities: Iterable[Mapping[str, Any]] = ()
+    group: Mapping[str, Any],
+    scaling_group: Mapping[str, Any] | None,
+    activities: Iterable[Mapping[str, Any]] = (),
+    *,
+    last_before_resize: str = "",
 ) -> NodeGroupObservation:
-    """One group from DescribeNodegroup, its Auto Scaling group (None: not there yet, or gone) and its activities."""
+    """One group from DescribeNodegroup, its Auto Scaling group (None: not there yet, or gone) and its activities.
+
+    `last_before_resize` is the id of the newest activity at our latest change of size, where it is known.
+    """
     scaling = group.get("scalingConfig") or {}
     instances = (scaling_group or {}).get("Instances") or []
     states = [str(instance.get("LifecycleState", "")) for instance in instances]
     zones = (scaling_group or {}).get("AvailabilityZones") or []
     tags = [str(tag.get("Key", "")) for tag in (scaling_group or {}).get("Tags") or []]
+    desired = int((scaling_group or {}).get("DesiredCapacity", 0))
     return NodeGroupObservation(
         name=group["nodegroupName"],
         status=group.get("status") or "",
         tags=dict(group.get("tags") or {}),
-        desired=int((scaling_group or {}).get("DesiredCapacity", 0)),
+        desired=desired,
         minimum=int((scaling_group or {}).get("MinSize", scaling.get("minSize", 0))),
         maximum=int((scaling_group or {}).get("MaxSize", scaling.get("maxSize", 0))),
         in_service=sum(state == "InService" for state in states),
@@ -75,7 +84,7 @@ def observed(
             (str(issue.get("code")), str(issue.get("message") or ""))
             for issue in (group.get("health") or {}).get("issues") or []
         ),
-        failures=failures_since_resize(activities),
+        failures=failures_since_resize(activities, desired, last_before_resize),
         autoscaler_tags=any(key.startswith(AUTOSCALER_TAG_PREFIX) for key in tags),
         arn=group.get("nodegroupArn") or "",
     )
@@ -87,12 +96,21 @@ def scaling_group_name(group: Mapping[str, Any]) -> str:
     return str(groups[0].get("name") or "") if groups else ""
 
 
-def failures_since_resize(activities: Iterable[Mapping[str, Any]]) -> tuple[str, ...]:
-    """Messages of failed activities, newest first, back to the latest change of the desired size."""
-    messages = []
+def failures_since_resize(
+    activities: Iterable[Mapping[str, Any]], desired: int, last_before_resize: str = ""
+) -> tuple[str, ...]:
+    """Messages of failed activities, newest first, back to the latest change of the desired size.
+
+    Auto Scaling names a change of size only in the first activity that follows it, which may still be to come: then
+    what is there belongs to an earlier size. After a restart, when `last_before_resize` is not known and the size is
+    again what it was, the failures of that earlier time count until the next activity.
+    """
+    messages: list[str] = []
     for activity in activities:
+        if last_before_resize and activity.get("ActivityId") == last_before_resize:
+            break
         if activity.get("StatusCode") in ("Failed", "Cancelled") and activity.get("StatusMessage"):
             messages.append(str(activity["StatusMessage"]))
-        if _RESIZED in (activity.get("Cause") or ""):
-            break
+        if resized := _RESIZED.search(activity.get("Cause") or ""):
+            return tuple(messages) if int(resized[1]) == desired else ()
     return tuple(messages)

@@ -28,6 +28,7 @@ from moerl_operator.core.world import (
     AwsObservation,
     InstanceFacts,
     NodeGroupObservation,
+    ScaleNodeGroup,
 )
 
 # Seconds for which answers are believed. A job's events come in bursts, its groups change over minutes.
@@ -52,6 +53,7 @@ class AwsProvider:
         self._refusals = Refusals(rng)
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._cluster: dict[str, Any] | None = None
+        self._last_activity: dict[str, str] = {}  # group -> newest activity when we last changed its size
 
     @property
     def cluster_arn(self) -> str:
@@ -122,7 +124,8 @@ class AwsProvider:
             return observed(group, None)
         found = await self._calls("autoscaling", "describe_auto_scaling_groups", AutoScalingGroupNames=[scaling_name])
         scaling = next(iter(found.get("AutoScalingGroups") or []), None)
-        return observed(group, scaling, await self._activities(scaling))
+        activities = await self._activities(scaling)
+        return observed(group, scaling, activities, last_before_resize=self._last_activity.get(name, ""))
 
     async def _activities(self, scaling: Mapping[str, Any] | None) -> list[Mapping[str, Any]]:
         """Only of a group that lacks instances: what else happened is nobody's question."""
@@ -160,6 +163,8 @@ class AwsProvider:
         """
         async with self._locks[action_name(action)]:
             try:
+                if isinstance(action, ScaleNodeGroup):
+                    self._last_activity[action.name] = await self._newest_activity(action.asg_name)
                 await self._mutations.carry_out(action, self._address())
             except AwsCallError as error:
                 self._refusals.add(uid, error.error, datetime.now(UTC))
@@ -168,6 +173,12 @@ class AwsProvider:
                 self._memo.forget("list", "templates", ("group", action_name(action)))
         self._refusals.clear(uid)
         return None
+
+    async def _newest_activity(self, asg_name: str) -> str:
+        answer = await self._calls(
+            "autoscaling", "describe_scaling_activities", AutoScalingGroupName=asg_name, MaxRecords=1
+        )
+        return str(next((activity["ActivityId"] for activity in answer.get("Activities") or []), ""))
 
     def _address(self) -> ClusterAddress | None:
         if not self._cluster:
