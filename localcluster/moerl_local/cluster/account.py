@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from moerl_local.cluster import pki
-from moerl_local.cluster.controlplane import Files, server_url
+from moerl_local.cluster.controlplane import Files
 from moerl_local.cluster.kubectl import Kubectl
 from moerl_local.cluster.settings import Settings
 
@@ -12,7 +12,7 @@ NAME = "moerl-operator"
 _TOKEN_LIFE_H = 24 * 365
 
 
-def make(settings: Settings, kubectl: Kubectl) -> None:
+def make(settings: Settings, kubectl: Kubectl, *, server: str) -> None:
     """Make namespace and ServiceAccount, and write a kubeconfig with a fresh token of a year."""
     # Helm takes over an object that carries these, and refuses one that does not.
     helm = {
@@ -27,7 +27,7 @@ def make(settings: Settings, kubectl: Kubectl) -> None:
     files = Files(settings.folder)
     pki.write_kubeconfig(
         files.kubeconfig("operator"),
-        server=server_url(settings),
+        server=server,
         authority=files.pki / "ca.crt",
         user=NAME,
         token=token,

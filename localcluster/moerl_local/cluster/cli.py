@@ -12,7 +12,7 @@ from typing import ParamSpec, TypeVar
 import click
 
 from moerl_local.cluster import build as builder
-from moerl_local.cluster import launcher, logs, network, status
+from moerl_local.cluster import kind, launcher, logs, network, status
 from moerl_local.cluster.errors import ClusterError
 from moerl_local.cluster.handle import DEFAULT_NAME, Cluster
 from moerl_local.cluster.launcher import Wanted
@@ -69,8 +69,7 @@ def cluster() -> None:
 def up(name: str, no_node: bool, no_aws: bool, time_scale: float, engine: str) -> None:
     """Start the cluster, or whatever of it does not run. Builds its programs at first use (about 16 minutes)."""
     if engine == "kind":
-        from moerl_local.cluster import kind
-
+        click.echo("--engine kind is untested; it has no AWS emulator")
         status.show(kind.up(name))
         return
     if not network.usable() and not no_node:

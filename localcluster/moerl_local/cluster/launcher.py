@@ -8,7 +8,19 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from moerl_local.cluster import account, awsemulator, build, controlplane, kwok, network, prerequisites, runtime, sweep
+from moerl_local.cluster import (
+    account,
+    awsemulator,
+    build,
+    controlplane,
+    kind,
+    kwok,
+    leftovers,
+    network,
+    prerequisites,
+    runtime,
+    sweep,
+)
 from moerl_local.cluster import node as real_node
 from moerl_local.cluster import settings as setting
 from moerl_local.cluster.controlplane import Files
@@ -77,7 +89,7 @@ def _start(settings: Settings, wanted: Wanted, bin_dir: Path, with_node: bool) -
         progress.done()
         progress.start("operator account")
         _await_defaults(admin)
-        account.make(settings, admin)
+        account.make(settings, admin, server=controlplane.server_url(settings))
         progress.done()
         cluster = _describe(settings, bin_dir, node_name)
         cluster.save()
@@ -101,6 +113,7 @@ def down(name: str, *, purge: bool = False) -> int:
         How many processes were ended.
     """
     with setting.locked(name):
+        kind.delete(name)
         folder = state_dir() / name
         settings = setting.load(name)
         processes = Processes(folder)
@@ -112,6 +125,8 @@ def down(name: str, *, purge: bool = False) -> int:
         if own_network:
             sweep.sweep(folder, own_network)
             network.remove(own_network)
+        if left := leftovers.find(folder, own_network):
+            raise ClusterError(f"cluster {name}: could not end {'; '.join(left)}; run `moerl cluster down` again")
         if settings:
             settings.ports.clear()
             settings.save()

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from moerl_local.cluster.errors import ClusterError
 
 _MAX_CLUSTERS = 10
-_METRIC = 4096  # blackholes yield to any route that the machine really has
+_METRIC = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +66,11 @@ class Network:
     def fake_node_cidr(self) -> str:
         """Addresses that fake nodes show (the emulated VPC)."""
         return "10.1.0.0/16"
+
+    @property
+    def metric(self) -> int:
+        """The metric of this cluster's blackhole routes; any route that the machine really has goes first."""
+        return _METRIC + self.index
 
     @property
     def chain(self) -> str:
@@ -119,7 +124,7 @@ def make_links(network: Network) -> None:
     for cidr in (network.service_cidr, network.pod_cidr, network.fake_node_cidr):
         wide = ipaddress.IPv4Network(cidr)
         if not any(used.overlaps(wide) and not used.subnet_of(wide) for used in in_use):
-            _run("ip", "route", "replace", "blackhole", cidr, "metric", str(_METRIC + network.index))
+            _run("ip", "route", "replace", "blackhole", cidr, "metric", str(network.metric))
 
 
 def make_rules(network: Network, api_port: int) -> None:
@@ -136,7 +141,7 @@ def remove(network: Network) -> None:
     """Remove whatever is there of bridge, routes and rules."""
     _remove_rules(network)
     for cidr in (network.service_cidr, network.pod_cidr, network.fake_node_cidr):
-        _succeeds("ip", "route", "del", "blackhole", cidr, "metric", str(_METRIC + network.index))
+        _succeeds("ip", "route", "del", "blackhole", cidr, "metric", str(network.metric))
     _succeeds("ip", "link", "del", network.bridge)
 
 

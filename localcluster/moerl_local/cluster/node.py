@@ -6,6 +6,7 @@ Only this node's pods have processes and addresses that answer. Everything liste
 from __future__ import annotations
 
 import contextlib
+import datetime
 import json
 import time
 from pathlib import Path
@@ -48,9 +49,11 @@ def start(settings: Settings, processes: Processes, bin_dir: Path, admin: Kubect
     admin.apply(*_dns_rights())
     dns = processes.start("coredns", [bin_dir / "coredns", "-conf", Files(settings.folder).config("Corefile")])
     runtime.await_ready(settings.folder, network, processes, containerd)
+    began = datetime.datetime.now(datetime.UTC).replace(microsecond=0)
+    fresh = processes.get("kubelet") is None
     kubelet = processes.start("kubelet", _kubelet(settings, bin_dir))
     deadline = time.monotonic() + _START_S
-    while not _is_ready(admin):
+    while not _is_ready(admin, since=began if fresh else None):
         for process in (containerd, dns, kubelet):
             processes.require(process)
         if time.monotonic() > deadline:
@@ -200,6 +203,9 @@ def _dns_rights() -> list[dict[str, object]]:
     ]
 
 
-def _is_ready(admin: Kubectl) -> bool:
-    condition = '{.status.conditions[?(@.type=="Ready")].status}'
-    return admin.run("get", "node", NAME, "--ignore-not-found", "-o", f"jsonpath={condition}").strip() == "True"
+def _is_ready(admin: Kubectl, *, since: datetime.datetime | None) -> bool:
+    """Whether the node is Ready and said so itself after `since`: a resumed cluster remembers it as Ready."""
+    ready = '?(@.type=="Ready")'
+    template = f"{{.status.conditions[{ready}].status}} {{.status.conditions[{ready}].lastHeartbeatTime}}"
+    said = admin.run("get", "node", NAME, "--ignore-not-found", "-o", f"jsonpath={template}").split()
+    return len(said) == 2 and said[0] == "True" and (since is None or datetime.datetime.fromisoformat(said[1]) >= since)

@@ -8,8 +8,6 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from moerl_local.cluster import settings as setting
-from moerl_local.cluster.controlplane import is_ready
 from moerl_local.cluster.errors import ClusterError
 from moerl_local.cluster.handle import Cluster
 from moerl_local.cluster.processes import Processes
@@ -33,8 +31,7 @@ def show(cluster: Cluster, console: Console | None = None) -> bool:
         state = "[green]running[/]" if process else "[red]ended[/]"
         table.add_row(name, state, str(process.pid) if process else "", _memory(process.pid) if process else "")
     console.print(table)
-    settings = setting.load(cluster.name)
-    ready = settings is not None and is_ready(settings)
+    ready = _is_ready(cluster)
     facts = {
         "API server": f"{cluster.server} {'' if ready else '[red]not ready[/]'}",
         "nodes": _nodes(cluster) if ready else "",
@@ -49,6 +46,13 @@ def show(cluster: Cluster, console: Console | None = None) -> bool:
     console.print()
     console.print(grid, soft_wrap=True)
     return healthy and ready
+
+
+def _is_ready(cluster: Cluster) -> bool:
+    try:
+        return cluster.admin.run("get", "--raw", "/readyz", "--request-timeout=5s").strip() == "ok"
+    except ClusterError:
+        return False
 
 
 def _nodes(cluster: Cluster) -> str:
