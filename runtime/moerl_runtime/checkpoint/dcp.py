@@ -10,14 +10,15 @@ import re
 from typing import Any
 
 import torch
-import torch.distributed.checkpoint as dcp
 from s3torchconnector import S3ClientConfig
 from s3torchconnector._s3client import S3Client
 from s3torchconnector.dcp import S3StorageReader, S3StorageWriter
-from s3torchconnector.dcp.s3_file_system import S3FileSystem
 from torch import nn
 from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
+from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
+from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 
 from . import storage
 
@@ -30,7 +31,7 @@ def save(uri: str, model: nn.Module, optimizer: torch.optim.Optimizer, *, extra:
     weights, moments = get_state_dict(model, optimizer)
     state = {"model": weights, "optimizer": moments, "rng": torch.get_rng_state(), "extra": extra}
     try:
-        dcp.save(state, storage_writer=_writer(uri))
+        dcp_save(state, storage_writer=_writer(uri))
     except (Exception, CheckpointException) as error:  # DCP wraps what the storage raises in a BaseException
         raise storage.StorageError(f"checkpoint {uri} cannot be written: {_cause(error)}") from error
 
@@ -43,7 +44,7 @@ def load(uri: str, model: nn.Module, optimizer: torch.optim.Optimizer, *, extra:
     weights, moments = get_state_dict(model, optimizer)
     state: dict[str, Any] = {"model": weights, "optimizer": moments, "rng": torch.get_rng_state(), "extra": extra}
     try:
-        dcp.load(state, storage_reader=_reader(uri))
+        dcp_load(state, storage_reader=_reader(uri))
     except (Exception, CheckpointException) as error:
         raise storage.StorageError(f"checkpoint {uri} cannot be read: {_cause(error)}") from error
     set_state_dict(
@@ -60,23 +61,18 @@ def load(uri: str, model: nn.Module, optimizer: torch.optim.Optimizer, *, extra:
 
 def _writer(uri: str) -> Any:
     if not storage.is_s3(uri):
-        return dcp.FileSystemWriter(storage.local_path(uri), sync_files=True, overwrite=True)
+        return FileSystemWriter(storage.local_path(uri), sync_files=True, overwrite=True)
     writer = S3StorageWriter(region=storage.region(), path=uri, s3client_config=_config(), overwrite=True)
-    writer.fs = _file_system()
-    writer.fs.init_path(uri)
+    writer.fs._client = _client()  # type: ignore[attr-defined]  # the constructor takes no endpoint
     return writer
 
 
 def _reader(uri: str) -> Any:
     if not storage.is_s3(uri):
-        return dcp.FileSystemReader(storage.local_path(uri))
+        return FileSystemReader(storage.local_path(uri))
     reader = S3StorageReader(region=storage.region(), path=uri, s3client_config=_config())
-    reader.fs._client = _client()  # the constructor takes no endpoint
+    reader.fs._client = _client()  # type: ignore[attr-defined]
     return reader
-
-
-def _file_system() -> S3FileSystem:
-    return S3FileSystem(storage.region(), s3_client=_client(), s3client_config=_config())
 
 
 def _client() -> S3Client:

@@ -31,7 +31,7 @@ def to_bytes(named: dict[str, Tensor]) -> dict[str, TensorBytes]:
         name: TensorBytes(
             dtype=_DTYPES[tensor.dtype],
             shape=tuple(tensor.shape),
-            data=memoryview(tensor.reshape(-1).view(torch.uint8).numpy()),
+            data=tensor.reshape(-1).view(torch.uint8).numpy().data,
         )
         for name, tensor in named.items()
     }

@@ -34,7 +34,8 @@ def start(env: Mapping[str, str] = os.environ) -> None:
         if env.get("MASTER_ADDR"):
             dist.init_process_group("gloo", init_method="env://", rank=0, world_size=1, timeout=RENDEZVOUS)
         else:
-            dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1, timeout=RENDEZVOUS)
+            store = dist.HashStore()  # type: ignore[attr-defined]
+            dist.init_process_group("gloo", store=store, rank=0, world_size=1, timeout=RENDEZVOUS)
     except (RuntimeError, ValueError) as error:
         where = f"{env.get('MASTER_ADDR')}:{env.get('MASTER_PORT')}"
         raise GangError(f"rendezvous at {where} failed: {error}; does the address resolve to this pod?") from error
