@@ -47,7 +47,9 @@ def operator(
     """
     with steps.step("operator") as entry:
         try:
-            _helm(cluster, machine, image=image, replicas=0 if out_of_cluster else 1)
+            _helm(cluster, machine, image=image)
+            if out_of_cluster:
+                cluster.kubectl("-n", NAMESPACE, "scale", f"deployment/{RELEASE}", "--replicas=0")
             source = yaml.safe_load((manifests.CHECKOUT / "examples" / "node-class.yaml").read_text())
             node_class = localise.node_class(source, machine, namespace=namespace)
             cluster.kubectl("apply", "-f", "-", stdin=json.dumps(node_class))
@@ -67,24 +69,35 @@ def operator(
         _end(process)
 
 
-def values(machine: localise.Machine, cluster_name: str, *, image: str | None, replicas: int) -> dict[str, Any]:
+EKS_CLUSTER = "moerl-local"  # the one that the emulator has from the start
+
+
+def values(machine: localise.Machine, *, image: str | None) -> dict[str, Any]:
     """The chart's values for this machine."""
     repository, _, tag = (image or machine.image).rpartition(":")
-    aws = {name: value for name, value in machine.environment.items() if name.startswith("AWS_")}
     out: dict[str, Any] = {
-        "replicaCount": replicas,
         "image": {"repository": repository, "tag": tag, "pullPolicy": "Never"},
-        "extraEnv": [{"name": name, "value": value} for name, value in aws.items()],
+        "cluster": {"name": EKS_CLUSTER},
+        "extraEnv": [{"name": name, "value": value} for name, value in _aws(machine).items()],
     }
     if not image:
-        out["extraEnv"] = [{"name": name, "value": value} for name, value in machine.environment.items()]
-        out |= {"extraVolumes": [machine.volume], "extraVolumeMounts": [machine.mount]}
+        out |= {
+            "command": ["python", "-m", "moerl_operator.cli.main"],
+            "args": ["operator", "run"],
+            "extraEnv": [{"name": name, "value": value} for name, value in machine.environment.items()],
+            "extraVolumes": [machine.volume],
+            "extraVolumeMounts": [machine.mount],
+        }
     return out
 
 
-def _helm(cluster: Cluster, machine: localise.Machine, *, image: str | None, replicas: int) -> None:
+def _aws(machine: localise.Machine) -> dict[str, str]:
+    return {name: value for name, value in machine.environment.items() if name.startswith("AWS_")}
+
+
+def _helm(cluster: Cluster, machine: localise.Machine, *, image: str | None) -> None:
     with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
-        yaml.safe_dump(values(machine, cluster.name, image=image, replicas=replicas), file)
+        yaml.safe_dump(values(machine, image=image), file)
         file.flush()
         cluster.helm(
             "upgrade", "--install", RELEASE, str(manifests.CHART), "--namespace", NAMESPACE, "--create-namespace",
@@ -110,7 +123,6 @@ def _last_words(cluster: Cluster) -> str:
 
 def _process(cluster: Cluster, machine: localise.Machine) -> subprocess.Popen[bytes]:
     log = cluster.folder / "operator-demo.log"
-    aws = {name: value for name, value in machine.environment.items() if name.startswith("AWS_")}
     command = [
         str(Path(sys.executable).with_name("moerl")),
         "operator",
@@ -118,16 +130,19 @@ def _process(cluster: Cluster, machine: localise.Machine) -> subprocess.Popen[by
         "--kubeconfig",
         str(cluster.operator_kubeconfig),
     ]
+    more = {
+        "MOERL_CLUSTER_NAME": EKS_CLUSTER,
+        "MOERL_INSTALLATION": f"{NAMESPACE}.{RELEASE}",
+        "MOERL_NAMESPACE": NAMESPACE,
+    }
     with log.open("wb") as out:
-        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, env=_environment(aws))
+        process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, env={**os.environ, **_aws(machine), **more}
+        )
     time.sleep(3)
     if process.poll() is not None:
         raise DemoError(f"the operator ended at once: {log.read_text().strip().splitlines()[-1:]} (all of it: {log})")
     return process
-
-
-def _environment(more: dict[str, str]) -> dict[str, str]:
-    return {**os.environ, **more}
 
 
 def _end(process: subprocess.Popen[bytes] | None) -> None:
