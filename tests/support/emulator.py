@@ -25,6 +25,9 @@ from moerl_local.aws.moto_proxy import MotoProxy
 from moerl_local.aws.server import Server, serve
 
 CLUSTER = "moerl-local"
+NODE_ROLE = "arn:aws:iam::111122223333:role/moerl-node"
+SECURITY_GROUP = "sg-00000000000000001"
+SUBNET_A, SUBNET_B, SUBNET_C = (f"subnet-0000000000000000{zone}" for zone in "abc")
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +88,50 @@ class Emulator:
             aws_secret_access_key="test",
             config=Config(retries={"total_max_attempts": retries + 1, "mode": "standard"}, read_timeout=30),
         )
+
+    def create_group(
+        self,
+        name: str,
+        *,
+        types: tuple[str, ...] = ("c7i.4xlarge",),
+        size: int = 0,
+        maximum: int = 8,
+        active: bool = True,
+        **more: Any,
+    ) -> str:
+        """A node group in zone a, waited for (in emulated time); the name of its Auto Scaling group ("" if not)."""
+        eks = self.client("eks")
+        request = {
+            "clusterName": CLUSTER,
+            "nodegroupName": name,
+            "subnets": [SUBNET_A],
+            "nodeRole": NODE_ROLE,
+            "scalingConfig": {"minSize": 0, "maxSize": maximum, "desiredSize": size},
+            **({"instanceTypes": list(types)} if types else {}),
+            **more,
+        }
+        eks.create_nodegroup(**request)
+        if not active:
+            return ""
+        self.advance(150 if size == 0 else 400)
+        group = eks.describe_nodegroup(clusterName=CLUSTER, nodegroupName=name)["nodegroup"]
+        assert group["status"] == "ACTIVE"
+        return str(group["resources"]["autoScalingGroups"][0]["name"])
+
+
+def efa_interfaces(count: int = 16) -> list[dict[str, Any]]:
+    """AWS's recommended network interfaces of a template for a type with that many cards, all with EFA."""
+    first = {"NetworkCardIndex": 0, "DeviceIndex": 0, "InterfaceType": "interface", "Groups": [SECURITY_GROUP]}
+    rest = [
+        {
+            "NetworkCardIndex": card,
+            "DeviceIndex": 1 if card == 0 else 0,
+            "InterfaceType": "efa-only",
+            "Groups": [SECURITY_GROUP],
+        }
+        for card in range(count)
+    ]
+    return [first, *rest]
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from typing import Any, Literal, get_args
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from .errors import AwsError
-from .world import ACCOUNT, Activity, AutoScalingGroup, Instance, NodeGroup, World
+from .world import ACCOUNT, Instance, NodeGroup, World
 
 FaultKind = Literal[
     "insufficient-capacity",
@@ -26,7 +26,6 @@ FaultKind = Literal[
     "degraded-accepts-updates",
     "busy-refuses-delete",
 ]
-CALL_KINDS = ("throttle", "access-denied", "credentials", "server-error", "lost-answer", "slow")
 
 
 class Fault(BaseModel):
@@ -58,6 +57,10 @@ class Fault(BaseModel):
     message: str | None = None
     status: int | None = None
 
+    def document(self) -> dict[str, Any]:
+        """What was asked for, with the id: the fields that were set."""
+        return self.model_dump(exclude_none=True, include=self.model_fields_set | {"id", "kind"})
+
     def fits(self, **facts: str) -> bool:
         """Whether every field that is set equals the fact of the same name."""
         return all(getattr(self, name) in (None, fact) for name, fact in facts.items())
@@ -82,7 +85,7 @@ class Faults:
         self._faults = [Fault.model_validate(entry) for entry in world.faults]
 
     def _save(self) -> None:
-        self._world.faults = [fault.model_dump(exclude_none=True) for fault in self._faults]
+        self._world.faults = [fault.document() for fault in self._faults]
 
     def all(self) -> list[Fault]:
         """Those in force."""
@@ -120,7 +123,7 @@ class Faults:
         """A quota's value: the injected one, else AWS's default."""
         return next((f.value for f in self._faults if f.kind == "quota" and f.name == name), default)
 
-    def shortage(self, group: NodeGroup, asg: AutoScalingGroup, *, instance_type: str, zone: str) -> str | None:
+    def shortage(self, group: NodeGroup, *, instance_type: str, zone: str) -> str | None:
         """Why one more instance cannot be launched now, in the words of a scaling activity; None if it can."""
         capacity_type = group.capacity_type
         facts = {"instanceType": instance_type, "zone": zone, "capacityType": capacity_type, "nodegroup": group.name}
@@ -215,6 +218,3 @@ def _throttle_error(service: str, fault: Fault) -> AwsError:
         "ec2": ("RequestLimitExceeded", "Request limit exceeded.", 503),
     }.get(service, ("Throttling", "Rate exceeded", 400))
     return AwsError(fault.code or code, fault.message or text, status=fault.status or status)
-
-
-__all__ = ["CALL_KINDS", "Activity", "Fault", "Faults", "parse_fault"]

@@ -91,7 +91,7 @@ class Joiner:
             present = {i.node_name: i for i in instances if i.joined and i.state != "terminated"}
             await self._all(self._remove(name, entry, present) for name, entry in nodes.items())
             await self._all(self._bring(instance, nodes.get(name)) for name, instance in present.items())
-            draining = await self._drain([i for i in present.values() if i.lifecycle == "Terminating:Wait"])
+            draining = await self._drain([i for i in present.values() if i.lifecycle == "Terminating:Wait"], nodes)
             await self._label_local_node()
             return draining
 
@@ -142,22 +142,32 @@ class Joiner:
 
     # --- drains --------------------------------------------------------------------------------------------------
 
-    async def _drain(self, instances: list[Instance]) -> bool:
+    async def _drain(self, instances: list[Instance], nodes: dict[str, Obj]) -> bool:
         """Cordon, delete the pods (budgets are ignored, as EKS ends up doing), and say which nodes are empty."""
-        finished = False
+        if not instances:
+            return False
+        await self._all(
+            self._cordon(instance.node_name)
+            for instance in instances
+            if not nodes.get(instance.node_name, {}).get("spec", {}).get("unschedulable")
+        )
+        pods: dict[str, list[Obj]] = {instance.node_name: [] for instance in instances}
+        one = instances[0].node_name if len(instances) == 1 else ""
+        for pod in await self._api.list(Kinds.POD, field_selector=f"spec.nodeName={one}" if one else ""):
+            pods.get(pod["spec"].get("nodeName", ""), []).append(pod)
+        await self._all(self._evict(pod) for found in pods.values() for pod in found if evictable(pod))
         for instance in instances:
-            try:
-                await self._api.patch(Kinds.NODE, None, instance.node_name, {"spec": {"unschedulable": True}})
-            except KubeError as error:
-                if error.status != 404:
-                    raise
-            pods = await self._api.list(Kinds.POD, field_selector=f"spec.nodeName={instance.node_name}")
-            await self._all(self._evict(pod) for pod in pods if evictable(pod))
-            if not any(holds_drain(pod) for pod in pods):
-                instance.drained = finished = True
-        if finished:
+            instance.drained = not any(holds_drain(pod) for pod in pods[instance.node_name])
+        if any(instance.drained for instance in instances):
             self._account.advance()
-        return bool(instances)
+        return True
+
+    async def _cordon(self, name: str) -> None:
+        try:
+            await self._api.patch(Kinds.NODE, None, name, {"spec": {"unschedulable": True}})
+        except KubeError as error:
+            if error.status != 404:
+                raise
 
     async def _evict(self, pod: Obj) -> None:
         metadata = pod["metadata"]

@@ -174,9 +174,7 @@ class Server:
         return await self._read_clock(request)
 
     async def _list_faults(self, request: web.Request) -> web.Response:
-        return web.json_response(
-            {"faults": [fault.model_dump(exclude_none=True) for fault in self.account.faults.all()]}
-        )
+        return web.json_response({"faults": [fault.document() for fault in self.account.faults.all()]})
 
     async def _add_fault(self, request: web.Request) -> web.Response:
         try:
@@ -185,7 +183,7 @@ class Server:
             return _bad(str(error))
         self.account.faults.add(fault)
         self.account.save()
-        return web.json_response(fault.model_dump(exclude_none=True), status=201)
+        return web.json_response(fault.document(), status=201)
 
     async def _remove_faults(self, request: web.Request) -> web.Response:
         removed = self.account.faults.remove(request.match_info.get("id"))

@@ -135,7 +135,7 @@ class Simulation:
                         "Launching EC2 instance failed."
                     )
                     continue
-                reason = self.faults.shortage(group, asg, instance_type=instance_type, zone=zone)
+                reason = self.faults.shortage(group, instance_type=instance_type, zone=zone)
                 if reason is None:
                     return instance_type, subnet
                 reasons.append(reason)
@@ -146,8 +146,9 @@ class Simulation:
     ) -> None:
         address = self.world.next_address()
         name = f"ip-{address.replace('.', '-')}.ec2.internal"
-        propagated = {key: tag["value"] for key, tag in asg.tags.items() if tag["propagate"]}
         template = self.world.templates.get(asg.template_id)
+        tags = {key: tag["value"] for key, tag in asg.tags.items() if tag["propagate"]}
+        tags |= {"aws:autoscaling:groupName": asg.name, "aws:ec2launchtemplate:id": asg.template_id}
         instance = Instance(
             id=new_id("i"),
             asg=asg.name,
@@ -162,7 +163,7 @@ class Simulation:
             image=str(group.template_data.get("ImageId") or facts.EKS_IMAGE),
             template_id=asg.template_id,
             template_version=str(template.default if template else 1),
-            tags=propagated | template_tags(group.template_data, "instance"),
+            tags=tags | template_tags(group.template_data, "instance"),
             launched_at=self.clock.timestamp(now),
             will_join=not self.faults.take("join-failure", nodegroup=group.name, instanceType=instance_type),
             running_due=now + self.timings.instance_running,
