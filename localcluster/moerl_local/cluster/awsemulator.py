@@ -35,7 +35,8 @@ def start(settings: Settings, processes: Processes, *, node_name: str | None, ti
     endpoint(settings)  # chooses the port
     command: list[str | Path] = [sys.executable, "-m", "moerl_local.aws", "--bind", settings.address]
     command += ["--port", str(settings.ports[NAME]), "--kubeconfig", Files(settings.folder).kubeconfig("admin")]
-    command += ["--cluster-name", "moerl-local", "--state-dir", state, "--time-scale", f"{time_scale:g}"]
+    command += ["--cluster-name", "moerl-local", "--state-dir", state]
+    command += ["--time-scale", f"{time_scale:g}"] if time_scale else ["--manual-clock"]
     if node_name:
         command += ["--local-node", node_name]
     return processes.start(NAME, command)

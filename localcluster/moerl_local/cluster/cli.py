@@ -52,7 +52,10 @@ def _wanted(function: Callable[P, T]) -> Callable[P, T]:
     function = click.option("--no-node", is_flag=True, help="Fake nodes only, no kubelet.")(function)
     function = click.option("--no-aws", is_flag=True, help="Without the AWS emulator.")(function)
     return click.option(
-        "--time-scale", default=60.0, show_default=True, help="Seconds of emulated AWS in one second here."
+        "--time-scale",
+        default=60.0,
+        show_default=True,
+        help="Seconds of emulated AWS in one second here; 0: a clock moved by hand.",
     )(function)
 
 
@@ -96,6 +99,16 @@ def down(name: str, purge: bool) -> None:
 def reset(name: str, no_node: bool, no_aws: bool, time_scale: float) -> None:
     """Start the cluster as new: all objects gone, images kept."""
     status.show(launcher.reset(name, Wanted(node=not no_node, aws=not no_aws, time_scale=time_scale)))
+
+
+@cluster.command()
+@_name
+@_wanted
+@click.argument("processes", nargs=-1, required=True)
+@_speaking
+def restart(name: str, no_node: bool, no_aws: bool, time_scale: float, processes: tuple[str, ...]) -> None:
+    """Start some of the cluster's processes anew (`restart aws` after a change of the emulator)."""
+    status.show(launcher.restart(name, processes, Wanted(node=not no_node, aws=not no_aws, time_scale=time_scale)))
 
 
 @cluster.command(name="status")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -40,7 +41,7 @@ class Wanted:
     Attributes:
         node: the real node.
         aws: the AWS emulator.
-        time_scale: how many seconds of AWS pass in one second here.
+        time_scale: how many seconds of AWS pass in one second here; 0 for a clock that moves only when told.
     """
 
     node: bool = True
@@ -79,11 +80,11 @@ def _start(settings: Settings, wanted: Wanted, bin_dir: Path, with_node: bool) -
             network.make_rules(settings.network, settings.ports["apiserver"])
         if with_node:
             runtime.start(settings.folder, settings.network, processes)  # needs a second that it can have now
+        aws = None
+        if with_aws:  # as well: it waits for the API server by itself
+            aws = awsemulator.start(settings, processes, node_name=node_name, time_scale=wanted.time_scale)
         controlplane.start(settings, processes, bin_dir)
         progress.done()
-        aws = None
-        if with_aws:
-            aws = awsemulator.start(settings, processes, node_name=node_name, time_scale=wanted.time_scale)
         progress.start("fake nodes")
         kwok.start(settings, processes, bin_dir, admin)
         progress.done()
@@ -134,6 +135,22 @@ def down(name: str, *, purge: bool = False) -> int:
         if purge:
             shutil.rmtree(folder, ignore_errors=True)
         return ended
+
+
+def restart(name: str, programs: Sequence[str], wanted: Wanted) -> Cluster:
+    """End some processes of cluster `name` and bring it up again.
+
+    Raises:
+        ClusterError: one of `programs` is none of its processes.
+    """
+    processes = Processes(Cluster.load(name).folder)
+    unknown = sorted(set(programs) - set(processes.recorded()))
+    if unknown:
+        raise ClusterError(f"cluster {name} runs no {', '.join(unknown)}; it has: {', '.join(processes.recorded())}")
+    with setting.locked(name):
+        for program in programs:
+            processes.stop(program)
+    return up(name, wanted)
 
 
 def reset(name: str, wanted: Wanted) -> Cluster:

@@ -5,15 +5,13 @@ Only this node's pods have processes and addresses that answer. Everything liste
 
 from __future__ import annotations
 
-import contextlib
 import datetime
-import json
 import time
 from pathlib import Path
 
 import yaml
 
-from moerl_local.cluster import cgroups, pki, runtime
+from moerl_local.cluster import cgroups, pki, runtime, sysctls
 from moerl_local.cluster.controlplane import Files, server_url
 from moerl_local.cluster.errors import ClusterError
 from moerl_local.cluster.kubectl import Kubectl
@@ -24,15 +22,6 @@ from moerl_local.cluster.settings import Settings
 NAME = "local"
 _START_S = 60.0
 _KUBELET_PORT = 10250
-# What kubelet changes of the kernel's settings; put back by `restore_sysctls`.
-_SYSCTLS = (
-    "vm/overcommit_memory",
-    "vm/panic_on_oom",
-    "kernel/panic",
-    "kernel/panic_on_oops",
-    "kernel/keys/root_maxkeys",
-    "kernel/keys/root_maxbytes",
-)
 
 
 def start(settings: Settings, processes: Processes, bin_dir: Path, admin: Kubectl) -> None:
@@ -43,7 +32,7 @@ def start(settings: Settings, processes: Processes, bin_dir: Path, admin: Kubect
     """
     network = settings.network
     cgroups.make(network.bridge)
-    save_sysctls(settings.folder)
+    sysctls.save()
     containerd = runtime.start(settings.folder, network, processes)
     _write_files(settings)
     admin.apply(*_dns_rights())
@@ -77,23 +66,6 @@ def stop(network: Network, processes: Processes) -> int:
     ended += cgroups.kill(network.bridge)
     # The shims follow their containers; what is left of them, and containerd, has nothing to save.
     return ended + processes.stop(runtime.PROCESS, grace_s=1.0) + processes.stop("coredns", grace_s=1.0)
-
-
-def save_sysctls(folder: Path) -> None:
-    """Remember the kernel's settings as they are before kubelet changes them."""
-    path = folder / "sysctls.json"
-    if not path.exists():
-        present = {name: Path("/proc/sys") / name for name in _SYSCTLS}
-        path.write_text(json.dumps({name: file.read_text().strip() for name, file in present.items() if file.exists()}))
-
-
-def restore_sysctls(folder: Path) -> None:
-    """Put the kernel's settings back."""
-    path = folder / "sysctls.json"
-    with contextlib.suppress(FileNotFoundError):
-        for name, value in json.loads(path.read_text()).items():
-            (Path("/proc/sys") / name).write_text(value)
-        path.unlink()
 
 
 def _write_files(settings: Settings) -> None:

@@ -7,7 +7,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from moerl_local.cluster import cgroups, node, runtime
+from moerl_local.cluster import cgroups, runtime, sysctls
 from moerl_local.cluster.network import Network
 
 _SHIM_SOCKETS = Path("/run/containerd/s")
@@ -28,10 +28,10 @@ def sweep(folder: Path, network: Network) -> None:
     if mounts(folder, run):
         return  # deleting below a mount would delete what is mounted
     cgroups.remove(network.bridge)
-    node.restore_sysctls(folder)
     for socket in sockets:
         socket.unlink(missing_ok=True)
     shutil.rmtree(run, ignore_errors=True)
+    sysctls.restore(network)
     shutil.rmtree(folder / "cni", ignore_errors=True)
     for path in _CNI_CACHE.glob(f"{network.bridge}-*"):
         path.unlink(missing_ok=True)
