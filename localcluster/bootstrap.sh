@@ -104,7 +104,8 @@ sync_venv() {
   local began
   began=$(now)
   if [ "$(cat .venv/.moerl-lock 2>/dev/null)" != "$(lock_hash)" ]; then
-    "$uv" pip sync -q --python .venv/bin/python --require-hashes locks/dev.txt || return
+    # Compiled here once (half a minute of one core), since pods mount .venv read-only and could not keep it.
+    "$uv" pip sync -q --python .venv/bin/python --compile-bytecode --require-hashes locks/dev.txt || return
     rm -f .venv/.moerl-project
     lock_hash >.venv/.moerl-lock
     took python "$began"
@@ -163,6 +164,7 @@ main() {
   install_uv
   make_venv
   if [ "$purpose" = lint ]; then
+    [ -e .venv/.moerl-lock ] || say "Python packages of locks/dev.txt (about 2.6 GB when cold)"
     sync_venv || fail "installing the Python packages of locks/dev.txt failed"
     return
   fi
