@@ -47,6 +47,7 @@ TAG_JOB = f"{GROUP}/job"  # "<namespace>/<name>"
 TAG_ROLE = f"{GROUP}/role"
 TAG_GROUP = f"{GROUP}/group"
 TAG_REVISION = f"{GROUP}/revision"
+TAG_ZONE = f"{GROUP}/zone"
 
 # Ports.
 PORT_SERVICE = 8080  # reward and environment

@@ -1,0 +1,57 @@
+"""Which nodes carry no pod of the job any more, so that they can be given back: own pods end first."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+from moerl_operator.core.view import Part, View, node_ready, parse_time
+
+Obj = dict[str, Any]
+
+# Beyond its own grace period a terminating pod is stuck; EKS itself kills after 15 minutes, ignoring everything.
+STUCK_AFTER = timedelta(seconds=60)
+
+
+def is_terminal(pod: Obj) -> bool:
+    """Whether all containers of a pod have ended for good."""
+    return (pod.get("status") or {}).get("phase") in ("Succeeded", "Failed")
+
+
+def is_gone(view: View, pod: Obj) -> bool:
+    """Whether a pod can no longer run: terminal, or terminating on a node that is dead, or past its grace.
+
+    A dead node cannot confirm that its pod ended; waiting for that would block for ever.
+    """
+    if is_terminal(pod):
+        return True
+    deleted = parse_time(pod["metadata"].get("deletionTimestamp"))
+    if deleted is None:
+        return False
+    node_name = (pod.get("spec") or {}).get("nodeName")
+    if not node_name:
+        return True
+    node = view.nodes_by_name.get(node_name)
+    if node is None or not node_ready(node):
+        return True
+    # deletionTimestamp already includes the grace period.
+    return view.now >= deleted + STUCK_AFTER
+
+
+def group_is_idle(view: View, part: Part, group: str) -> bool:
+    """Whether no pod of the part can still run on a node of this group."""
+    nodes = {n["metadata"]["name"] for n in view.nodes_of_group(part, group)}
+    return not any(_on(pod, nodes) and not is_gone(view, pod) for pod in view.pods_of_part(part))
+
+
+def idle_instances(view: View, part: Part, group: str) -> list[str]:
+    """Instance ids of a group's nodes without a running pod of the part, unready ones first."""
+    busy = {(p.get("spec") or {}).get("nodeName") for p in view.pods_of_part(part) if not is_gone(view, p)}
+    free = [n for n in view.nodes_of_group(part, group) if n["metadata"]["name"] not in busy]
+    free.sort(key=lambda n: (node_ready(n), n["metadata"]["name"]))
+    ids = [str((n.get("spec") or {}).get("providerID") or "").rpartition("/")[2] for n in free]
+    return [found for found in ids if found.startswith("i-")]
+
+
+def _on(pod: Obj, nodes: set[str]) -> bool:
+    return (pod.get("spec") or {}).get("nodeName") in nodes
