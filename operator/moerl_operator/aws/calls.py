@@ -16,21 +16,13 @@ import boto3
 from botocore.config import Config
 
 from moerl_operator.aws.errors import sort
-from moerl_operator.core.world import AwsError
+from moerl_operator.control.ports import AwsFailure
 
 THREADS = 6
 _PAGED = {"list_nodegroups", "describe_launch_templates", "describe_auto_scaling_groups", "describe_instance_types"}
 
 CallObserver = Callable[[str, str, str, float], None]
 """(service, operation, error code or '', seconds) of every finished call."""
-
-
-class AwsCallError(Exception):
-    """A failed call, sorted."""
-
-    def __init__(self, error: AwsError) -> None:
-        super().__init__(f"{error.operation}: {error.code}: {error.message}")
-        self.error = error
 
 
 class Calls:
@@ -51,7 +43,7 @@ class Calls:
         self._making = threading.Lock()
 
     async def __call__(self, service: str, operation: str, **parameters: Any) -> dict[str, Any]:
-        """The answer of one operation (all its pages merged, for those that list). Raises AwsCallError."""
+        """The answer of one operation (all its pages merged, for those that list). Raises AwsFailure."""
         loop = asyncio.get_running_loop()
         started = loop.time()
         code = ""
@@ -60,7 +52,7 @@ class Calls:
         except Exception as error:
             sorted_error = sort(error, f"{service}:{operation}")
             code = sorted_error.code
-            raise AwsCallError(sorted_error) from None
+            raise AwsFailure(sorted_error) from None
         finally:
             self._observer(service, operation, code, loop.time() - started)
 

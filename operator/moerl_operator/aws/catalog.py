@@ -6,9 +6,10 @@ from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import Any
 
-from moerl_operator.aws.calls import AwsCallError, Calls
+from moerl_operator.aws.calls import Calls
 from moerl_operator.aws.memo import Memo
 from moerl_operator.aws.prices import usd_per_hour
+from moerl_operator.control.ports import AwsFailure
 from moerl_operator.core.world import InstanceFacts
 
 KNOWN_SECONDS = 86_400.0
@@ -23,7 +24,7 @@ class Catalog:
         self._memo = Memo()
 
     async def facts(self, types: Iterable[str]) -> dict[str, InstanceFacts]:
-        """Facts of those types that exist; one that is missing from the answer does not. Raises AwsCallError."""
+        """Facts of those types that exist; one that is missing from the answer does not. Raises AwsFailure."""
         known: dict[str, InstanceFacts] = {}
         for name in sorted(set(types)):
             found = await self._memo.get(name, _life, partial(self._ask, name))
@@ -34,7 +35,7 @@ class Catalog:
     async def _ask(self, name: str) -> InstanceFacts | None:
         try:
             answer = await self._calls("ec2", "describe_instance_types", InstanceTypes=[name])
-        except AwsCallError as error:
+        except AwsFailure as error:
             if error.error.code in ("InvalidInstanceType", "InvalidParameterValue"):
                 return None
             raise

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from moerl_operator.aws.calls import AwsCallError, Calls
+from moerl_operator.aws.calls import Calls
 from moerl_operator.aws.errors import ALREADY_EXISTS, sort
 from moerl_operator.aws.launch_template import fingerprint, tag_list, template_data
 from moerl_operator.aws.node_group import AUTOSCALER_TAG_PREFIX, create_request
 from moerl_operator.aws.user_data import ClusterAddress
+from moerl_operator.control.ports import AwsAction, AwsFailure
 from moerl_operator.core.world import (
     AwsError,
     CreateNodeGroup,
@@ -20,19 +21,15 @@ from moerl_operator.core.world import (
     TerminateInstances,
 )
 
-Mutation = (
-    CreateNodeGroup | ScaleNodeGroup | TerminateInstances | DeleteNodeGroup | DeleteLaunchTemplate | RetagNodeGroup
-)
-
 
 class Mutations:
-    """Translates actions into calls; every method raises AwsCallError."""
+    """Translates actions into calls; every method raises AwsFailure."""
 
     def __init__(self, calls: Calls, cluster_name: str) -> None:
         self._calls = calls
         self._cluster_name = cluster_name
 
-    async def carry_out(self, action: Mutation, cluster: ClusterAddress | None) -> None:
+    async def carry_out(self, action: AwsAction, cluster: ClusterAddress | None) -> None:
         """One action; `cluster` is what nodes with a custom image must be told."""
         match action:
             case CreateNodeGroup(spec):
@@ -52,7 +49,7 @@ class Mutations:
         try:
             data = template_data(spec, cluster)
         except ValueError as error:
-            raise AwsCallError(sort(error, "ec2:create_launch_template")) from None
+            raise AwsFailure(sort(error, "ec2:create_launch_template")) from None
         await self._exists_is_fine(
             "ec2",
             "create_launch_template",
@@ -133,14 +130,14 @@ class Mutations:
         """Names are never reused, so what stands under ours was made by an earlier try of the same action."""
         try:
             await self._calls(service, operation, **parameters)
-        except AwsCallError as error:
+        except AwsFailure as error:
             if not _is_there(error.error):
                 raise
 
     async def _gone_is_fine(self, service: str, operation: str, **parameters: Any) -> None:
         try:
             await self._calls(service, operation, **parameters)
-        except AwsCallError as error:
+        except AwsFailure as error:
             if error.error.kind != "NotFound":
                 raise
 

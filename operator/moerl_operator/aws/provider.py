@@ -16,13 +16,14 @@ from random import Random
 from typing import Any
 
 from moerl_operator.api import names
-from moerl_operator.aws.calls import AwsCallError, Calls
+from moerl_operator.aws.calls import Calls
 from moerl_operator.aws.catalog import Catalog
 from moerl_operator.aws.memo import Memo
-from moerl_operator.aws.mutations import Mutation, Mutations
+from moerl_operator.aws.mutations import Mutations
 from moerl_operator.aws.node_group import observed, scaling_group_name
 from moerl_operator.aws.refusals import Refusals
 from moerl_operator.aws.user_data import ClusterAddress
+from moerl_operator.control.ports import AwsAction, AwsFailure
 from moerl_operator.core.world import (
     AwsError,
     AwsObservation,
@@ -76,14 +77,14 @@ class AwsProvider:
             await self._know_cluster()
             groups, templates = await asyncio.gather(self._groups_of(uid), self._templates_of(uid))
             observation = AwsObservation(node_groups=groups, launch_templates=templates)
-        except AwsCallError as error:
+        except AwsFailure as error:
             observation = AwsObservation(error=error.error)
         if refusal := self._refusals.get(uid):
             return replace(observation, refused=refusal.error, retry_at=refusal.retry_at)
         return observation
 
     async def facts(self, types: Iterable[str]) -> dict[str, InstanceFacts]:
-        """Facts of the types that exist. Raises AwsCallError."""
+        """Facts of the types that exist. Raises AwsFailure."""
         return await self._catalog.facts(types)
 
     async def _know_cluster(self) -> None:
@@ -114,7 +115,7 @@ class AwsProvider:
     async def _describe(self, name: str) -> NodeGroupObservation | None:
         try:
             answer = await self._calls("eks", "describe_nodegroup", clusterName=self._cluster_name, nodegroupName=name)
-        except AwsCallError as error:
+        except AwsFailure as error:
             if error.error.kind == "NotFound":
                 return None  # gone between the list and this call
             raise
@@ -155,7 +156,7 @@ class AwsProvider:
 
     # --- mutating --------------------------------------------------------------------------------------
 
-    async def apply(self, uid: str, action: Mutation) -> AwsError | None:
+    async def apply(self, uid: str, action: AwsAction) -> AwsError | None:
         """Carry one action out; the error is also what observe() shows as `refused` until a mutation succeeds.
 
         One mutation of a group at a time. What was known of the group is forgotten either way: a lost answer may
@@ -166,7 +167,7 @@ class AwsProvider:
                 if isinstance(action, ScaleNodeGroup):
                     self._last_activity[action.name] = await self._newest_activity(action.asg_name)
                 await self._mutations.carry_out(action, self._address())
-            except AwsCallError as error:
+            except AwsFailure as error:
                 self._refusals.add(uid, error.error, datetime.now(UTC))
                 return error.error
             finally:
@@ -196,7 +197,7 @@ def prefix_of(uid: str) -> str:
     return names.node_group(uid, "", 0).removesuffix("-0")
 
 
-def action_name(action: Mutation) -> str:
+def action_name(action: AwsAction) -> str:
     """The group that an action changes."""
     return str(getattr(action, "name", "") or getattr(action, "spec").name)  # noqa: B009
 

@@ -34,6 +34,7 @@ class Cache:
     def __init__(self) -> None:
         self._kinds: dict[str, dict[Key, _Entry]] = {}
         self._by_job: dict[str, dict[tuple[str, Key], _Entry]] = {}  # job UID -> (plural, key) -> entry
+        self._uids_of_name: dict[Key, dict[str, int]] = {}  # (namespace, job name) -> UID -> number of children
         self._tombs: OrderedDict[str, int] = OrderedDict()
         self._sequence = 0
 
@@ -54,8 +55,7 @@ class Cache:
         self._sequence += 1
         entry = _Entry(trimmed(kind, obj), version, self._sequence)
         self._kinds[kind.plural][key] = entry
-        if owner := job_uid_of(obj):
-            self._by_job.setdefault(owner, {})[(kind.plural, key)] = entry
+        self._index(kind, key, entry)
         return True
 
     def remove(self, kind: Kind, obj: Obj) -> bool:
@@ -98,13 +98,26 @@ class Cache:
             meta = {"deletionTimestamp": when, **known.obj["metadata"]}
             known.obj = {**known.obj, "metadata": meta}
 
+    def _index(self, kind: Kind, key: Key, entry: _Entry) -> None:
+        if owner := job_uid_of(entry.obj):
+            self._by_job.setdefault(owner, {})[(kind.plural, key)] = entry
+            counts = self._uids_of_name.setdefault((key[0], _job_name_of(entry.obj)), {})
+            counts[owner] = counts.get(owner, 0) + 1
+
     def _unindex(self, kind: Kind, key: Key, entry: _Entry) -> None:
         owner = job_uid_of(entry.obj)
         children = self._by_job.get(owner) if owner else None
-        if children is not None:
-            children.pop((kind.plural, key), None)
-            if not children:
-                del self._by_job[owner]
+        if children is None or children.pop((kind.plural, key), None) is None:
+            return
+        if not children:
+            del self._by_job[owner]
+        name = (key[0], _job_name_of(entry.obj))
+        counts = self._uids_of_name[name]
+        counts[owner] -= 1
+        if not counts[owner]:
+            del counts[owner]
+        if not counts:
+            del self._uids_of_name[name]
 
     # --- reading ---------------------------------------------------------------------------------------
 
@@ -122,6 +135,11 @@ class Cache:
         children = self._by_job.get(uid, {})
         found = [entry.obj for (plural, _), entry in children.items() if plural == kind.plural]
         return tuple(sorted(found, key=lambda obj: obj["metadata"]["name"]))
+
+    def of_job_name(self, namespace: str, name: str, kind: Kind) -> Iterator[Obj]:
+        """Children labelled with the job's name, whichever UID they are of."""
+        uids = self._uids_of_name.get((namespace, name), {})
+        return (obj for uid in list(uids) for obj in self.of_job(uid, kind))
 
     def job_of_uid(self, uid: str) -> Obj | None:
         """The MoERLJob with this UID."""
@@ -147,6 +165,10 @@ def version_of(obj: Obj) -> int:
 def job_uid_of(obj: Obj) -> str:
     """UID of the job that an object is labelled as a child of, or ''."""
     return str((obj["metadata"].get("labels") or {}).get(names.LABEL_JOB_UID) or "")
+
+
+def _job_name_of(obj: Obj) -> str:
+    return str((obj["metadata"].get("labels") or {}).get(names.LABEL_JOB) or "")
 
 
 def trimmed(kind: Kind, obj: Obj) -> Obj:

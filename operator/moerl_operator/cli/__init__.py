@@ -1,0 +1,1 @@
+"""The command `moerl`, also as `kubectl moerl`."""
