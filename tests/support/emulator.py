@@ -78,15 +78,21 @@ class Emulator:
         """Empty the account and lift all faults."""
         self._call("POST", "/_moerl/reset")
 
-    def client(self, service: str, *, region: str = "us-east-1", retries: int = 0, key: str = "test") -> Any:
-        """A stock boto3 client of a service, without retries unless asked for."""
+    def client(
+        self, service: str, *, region: str = "us-east-1", retries: int = 0, key: str = "test", validate: bool = True
+    ) -> Any:
+        """A stock boto3 client of a service, without retries unless asked for, with the client's own checks or not."""
         return boto3.client(
             service,
             endpoint_url=self.url,
             region_name=region,
             aws_access_key_id=key,
             aws_secret_access_key="test",
-            config=Config(retries={"total_max_attempts": retries + 1, "mode": "standard"}, read_timeout=30),
+            config=Config(
+                retries={"total_max_attempts": retries + 1, "mode": "standard"},
+                read_timeout=30,
+                parameter_validation=validate,
+            ),
         )
 
     def create_group(

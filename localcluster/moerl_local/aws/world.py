@@ -138,9 +138,9 @@ class AutoScalingGroup(BaseModel):
 
     @property
     def failing(self) -> Activity | None:
-        """The newest activity, where it is a launch that failed."""
-        launches = [entry for entry in self.activities if entry.description.startswith("Launching")]
-        return launches[-1] if launches and launches[-1].status == "Failed" else None
+        """The newest launch that has an outcome, where that is a failure."""
+        ended = [a for a in self.activities if a.description.startswith("Launching") and a.status != "InProgress"]
+        return ended[-1] if ended and ended[-1].status == "Failed" else None
 
 
 class Instance(BaseModel):
