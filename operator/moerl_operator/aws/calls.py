@@ -7,6 +7,7 @@ without a bound a resync of many jobs would become a burst that AWS throttles.
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -35,7 +36,8 @@ class Calls:
         endpoint_url: str | None = None,
         observer: CallObserver | None = None,
     ) -> None:
-        self._region = region
+        # boto3 itself reads AWS_DEFAULT_REGION only; every other SDK, and EKS's pod identity, set AWS_REGION.
+        self._region = region or os.environ.get("AWS_REGION")
         self._endpoint = endpoint_url
         self._observer = observer or (lambda service, operation, code, seconds: None)
         self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="aws")

@@ -21,7 +21,7 @@ from moerl_operator.control.intake import Intake
 from moerl_operator.control.kinds import WATCHED
 from moerl_operator.control.leader import Leader, LeadershipLost
 from moerl_operator.control.observer import Observer
-from moerl_operator.control.ports import Aws
+from moerl_operator.control.ports import Aws, AwsFailure
 from moerl_operator.control.queue import QueueClosed, WorkQueue
 from moerl_operator.control.reconciler import JobKey, Reconciler
 from moerl_operator.core.world import Installation, Plan, Snapshot
@@ -198,7 +198,7 @@ class Operator:
             if after is not None:
                 result = "requeue_after"
                 self.queue.add_after(key, after)
-        except (KubeError, TimeoutError) as error:
+        except (KubeError, AwsFailure, TimeoutError) as error:
             delay = self.queue.add_failed(key)
             log.warning("again in %.1f s: %s", delay, str(error) or f"no end within {RECONCILE_SECONDS:.0f} s")
         except Exception:

@@ -15,7 +15,7 @@ from datetime import datetime, timedelta
 from moerl_operator.control.cache import Cache
 from moerl_operator.control.children import Children, ForeignChild, is_passing, is_terminating
 from moerl_operator.control.observer import Observer
-from moerl_operator.control.ports import Aws, AwsAction
+from moerl_operator.control.ports import Aws, AwsAction, AwsFailure
 from moerl_operator.control.status import PROGRESS_SECONDS, only_progress_differs, same, with_degraded
 from moerl_operator.core.world import Action, Plan, Snapshot
 from moerl_operator.kube.api import Kinds, KubeApi, KubeError, Obj
@@ -82,7 +82,7 @@ class Reconciler:
     async def reconcile(self, key: JobKey) -> float | None:
         """One round; returns the seconds after which to look again unless something happens before.
 
-        Raises KubeError for what the same request may do better later.
+        Raises KubeError and AwsFailure for what the same request may do better later.
         """
         job = self._cache.get(Kinds.MOERL_JOB, *key)
         uid = job["metadata"]["uid"] if job else ""
@@ -96,6 +96,8 @@ class Reconciler:
         later = await self._write_status(job, plan, trouble, snapshot.now)
         if trouble and trouble.error:
             raise trouble.error
+        if snapshot.aws.error:
+            raise AwsFailure(snapshot.aws.error)  # told in the status; asked again with the queue's backoff
         waits = [plan.requeue_after, later, trouble.requeue_after if trouble else None]
         if trouble is None and any(isinstance(action, AwsAction) for action in plan.actions):
             waits.append(SOON)

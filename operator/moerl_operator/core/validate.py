@@ -112,6 +112,8 @@ def _communication(view: View) -> Iterator[str]:
         if part.role not in (names.TRAINER, names.ROLLOUT) or not part.managed:
             continue
         for kind in part.nodes.instance_types or ():
+            if kind not in view.snap.instance_facts and kind != groups.LOCAL:
+                continue  # judged when AWS answers
             facts = view.snap.instance_facts.get(kind, InstanceFacts(name=kind))
             if wish.transport in EFA_TRANSPORTS and facts.efa_interfaces == 0:
                 yield f"{where}.transport: {wish.transport} needs EFA, which {kind} of {field_of(part)} does not have"
