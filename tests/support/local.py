@@ -28,7 +28,9 @@ def node_obstacle() -> str | None:
         return "the real node needs Linux"
     if os.geteuid() != 0:
         return "the real node needs root"
-    missing = [name for name in ("containerd", "runc") if not shutil.which(name, path=os.environ["PATH"] + ":/usr/sbin")]
+    missing = [
+        name for name in ("containerd", "runc") if not shutil.which(name, path=os.environ["PATH"] + ":/usr/sbin")
+    ]
     return f"the real node needs {', '.join(missing)}" if missing else None
 
 
@@ -64,4 +66,6 @@ def running_cluster() -> Iterator[Cluster]:
         yield cluster
     finally:
         if not os.environ.get("MOERL_KEEP_CLUSTER"):
-            subprocess.run([MOERL, "cluster", "down", "--name", NAME], stdin=subprocess.DEVNULL, capture_output=True, check=False)
+            subprocess.run(
+                [MOERL, "cluster", "down", "--name", NAME], stdin=subprocess.DEVNULL, capture_output=True, check=False
+            )

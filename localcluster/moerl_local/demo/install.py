@@ -82,7 +82,7 @@ def values(machine: localise.Machine, *, image: str | None) -> dict[str, Any]:
     }
     if not image:
         out |= {
-            "command": ["python", "-m", "moerl_operator.cli.main"],
+            "command": ["python", "-m", "moerl_operator"],
             "args": ["operator", "run"],
             "extraEnv": [{"name": name, "value": value} for name, value in machine.environment.items()],
             "extraVolumes": [machine.volume],
@@ -107,7 +107,8 @@ def _helm(cluster: Cluster, machine: localise.Machine, *, image: str | None) -> 
 
 def _await_pod(cluster: Cluster) -> None:
     try:
-        cluster.kubectl("-n", NAMESPACE, "rollout", "status", f"deployment/{RELEASE}", f"--timeout={READY_SECONDS}s")
+        words = ("-n", NAMESPACE, "rollout", "status", f"deployment/{RELEASE}", f"--timeout={READY_SECONDS}s")
+        cluster.admin.run(*words, timeout_s=READY_SECONDS + 10)
     except ClusterError as error:
         said = _last_words(cluster)
         raise DemoError(f"the operator's pod did not become ready within {READY_SECONDS} s: {said or error}") from error

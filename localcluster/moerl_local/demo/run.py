@@ -159,9 +159,8 @@ def delete(cluster: Cluster, job: Obj) -> None:
         DemoError: it is still there after two minutes.
     """
     try:
-        cluster.kubectl(
-            "-n", NAMESPACE, "delete", "moerljob", job["metadata"]["name"], "--ignore-not-found", "--timeout=120s"
-        )
+        words = ("-n", NAMESPACE, "delete", "moerljob", job["metadata"]["name"], "--ignore-not-found", "--timeout=120s")
+        cluster.admin.run(*words, timeout_s=130)
     except ClusterError as error:
         raise DemoError(f"the job could not be deleted: {error}") from error
 
