@@ -34,7 +34,7 @@ def start(settings: Settings, processes: Processes, *, node_name: str | None, ti
     state.mkdir(parents=True, exist_ok=True)
     endpoint(settings)  # chooses the port
     command: list[str | Path] = [sys.executable, "-m", "moerl_local.aws", "--bind", settings.address]
-    command += ["--port", str(settings.ports[NAME]), "--kubeconfig", Files(settings.folder).kubeconfig("admin")]
+    command += ["--port", str(settings.ports[NAME]), "--kubeconfig", Files(settings.folder).kubeconfig("aws")]
     command += ["--cluster-name", "moerl-local", "--state-dir", state]
     command += ["--time-scale", f"{time_scale:g}"] if time_scale else ["--manual-clock"]
     if node_name:

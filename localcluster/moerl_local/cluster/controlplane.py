@@ -74,6 +74,8 @@ def prepare(settings: Settings) -> None:
         # and fairness, so that fake heartbeats are never what a measured client waits for.
         "kwok": ("system:kwok", ["system:masters"]),
         "coredns": ("system:coredns", []),
+        # Apart from the admin, so that the audit log tells them apart.
+        "aws": ("moerl-aws-emulator", ["system:masters"]),
     }
     for file, (user, groups) in users.items():
         pair = cluster.issue(file, user, groups=groups)

@@ -73,8 +73,8 @@ def _start(settings: Settings, wanted: Wanted, bin_dir: Path, with_node: bool) -
     with Progress("start", total=3 + with_node + with_aws) as progress:
         progress.start("network and control plane")
         if settings.index is not None:
-            network.make_links(settings.network)
-        if not processes.get("kube-apiserver"):
+            _make_links(settings, processes, with_node)
+        if not (processes.get("kube-apiserver") and files.kubeconfig("aws").exists()):
             controlplane.prepare(settings)
         if settings.index is not None:
             network.make_rules(settings.network, settings.ports["apiserver"])
@@ -162,6 +162,17 @@ def reset(name: str, wanted: Wanted) -> Cluster:
     return up(name, wanted)
 
 
+def _make_links(settings: Settings, processes: Processes, with_node: bool) -> None:
+    network.make_links(settings.network)
+    if with_node:
+        try:
+            real_node.check_ports(settings, processes)
+        except ClusterError:
+            if not processes.recorded():
+                network.remove(settings.network)  # nothing was made yet, nothing shall stay
+            raise
+
+
 def _describe(settings: Settings, bin_dir: Path, node_name: str | None) -> Cluster:
     files = Files(settings.folder)
     has_aws = Processes(settings.folder).get(awsemulator.NAME) is not None
@@ -191,6 +202,11 @@ def _await_defaults(admin: Kubectl, *, timeout_s: float = 30.0) -> None:
             capture_output=True,
             check=False,
         )
-        if found.returncode == 0 or time.monotonic() > deadline:
+        if found.returncode == 0:
             return
+        if time.monotonic() > deadline:
+            raise ClusterError(
+                f"kube-controller-manager made no default service account within {timeout_s:.0f} s; "
+                "see `moerl cluster logs kube-controller-manager`"
+            )
         time.sleep(0.1)

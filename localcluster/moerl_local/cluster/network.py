@@ -130,11 +130,20 @@ def make_links(network: Network) -> None:
 def make_rules(network: Network, api_port: int) -> None:
     """Let pods reach the API server at its Service address, and nothing beyond this machine.
 
+    Rules that are right already are not touched: pods may be using them.
+
     Raises:
         ClusterError: iptables failed.
     """
+    wanted = _rules(network, api_port)
+    if all(_succeeds("iptables", "-w", "-t", table, "-C", chain, *words) for table, chain, words in wanted):
+        return
     _remove_rules(network)
-    _add_rules(network, api_port)
+    for table in ("nat", "filter"):
+        _iptables(table, "-N", network.chain)
+    for table, chain, words in wanted:
+        # Ours go before what others have in the shared chains.
+        _iptables(table, *(("-A", chain) if chain == network.chain else ("-I", chain, "1")), *words)
 
 
 def remove(network: Network) -> None:
@@ -145,19 +154,18 @@ def remove(network: Network) -> None:
     _succeeds("ip", "link", "del", network.bridge)
 
 
-def _add_rules(network: Network, api_port: int) -> None:
+def _rules(network: Network, api_port: int) -> list[tuple[str, str, list[str]]]:
+    """Table, chain and words of every rule, in order."""
     chain, bridge = network.chain, network.bridge
-    target = f"{network.address}:{api_port}"
-    _iptables("nat", "-N", chain)
-    _iptables("nat", "-A", chain, "-d", network.api_service_address, "-p", "tcp", "--dport", "443", "-j", "DNAT",
-              "--to-destination", target)  # fmt: skip
-    _iptables("filter", "-N", chain)
+    target = ["-j", "DNAT", "--to-destination", f"{network.address}:{api_port}"]
     # Pods speak to each other and to this machine. Nothing passes between the bridge and other networks.
-    _iptables("filter", "-A", chain, "-i", bridge, "-o", bridge, "-j", "ACCEPT")
-    _iptables("filter", "-A", chain, "-i", bridge, "-j", "DROP")
-    _iptables("filter", "-A", chain, "-o", bridge, "-j", "DROP")
-    for table, hook, words in _hooks(network):
-        _iptables(table, "-I", hook, "1", *words)
+    return [
+        ("nat", chain, ["-d", network.api_service_address, "-p", "tcp", "--dport", "443", *target]),
+        ("filter", chain, ["-i", bridge, "-o", bridge, "-j", "ACCEPT"]),
+        ("filter", chain, ["-i", bridge, "-j", "DROP"]),
+        ("filter", chain, ["-o", bridge, "-j", "DROP"]),
+        *_hooks(network),
+    ]
 
 
 def _remove_rules(network: Network) -> None:

@@ -17,11 +17,26 @@ from moerl_local.cluster.errors import ClusterError
 from moerl_local.cluster.kubectl import Kubectl
 from moerl_local.cluster.network import Network
 from moerl_local.cluster.processes import Processes, last_line
-from moerl_local.cluster.settings import Settings
+from moerl_local.cluster.settings import Settings, is_free
 
 NAME = "local"
 _START_S = 60.0
 _KUBELET_PORT = 10250
+_DNS_PORT = 53
+
+
+def check_ports(settings: Settings, processes: Processes) -> None:
+    """See that the node's fixed ports are free on the bridge's address.
+
+    Raises:
+        ClusterError: another program listens there, that is, on all addresses of the machine.
+    """
+    for program, port in {"coredns": _DNS_PORT, "kubelet": _KUBELET_PORT}.items():
+        if not processes.get(program) and not is_free(settings.address, port):
+            raise ClusterError(
+                f"port {port}, which {program} needs on {settings.address}, is taken by a program that listens on all "
+                f"addresses (`ss -lnp sport = {port}` names it); end it, or use `moerl cluster up --no-node`"
+            )
 
 
 def start(settings: Settings, processes: Processes, bin_dir: Path, admin: Kubectl) -> None:

@@ -99,9 +99,11 @@ def locked(name: str) -> Iterator[None]:
 def is_free(host: str, port: int) -> bool:
     """Whether a server could listen on `host`:`port` now."""
     with socket.socket() as probe:
+        # Without it a port is taken for a minute after its last connection.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((host, port))
+            probe.listen()  # two sockets that reuse an address may both bind, but not both listen
         except OSError:
             return False
     return True
