@@ -26,7 +26,6 @@ from moerl_operator.control.queue import QueueClosed, WorkQueue
 from moerl_operator.control.reconciler import JobKey, Reconciler
 from moerl_operator.core.world import Installation, Plan, Snapshot
 from moerl_operator.kube.api import KubeApi, KubeError
-from moerl_operator.kube.client import Connection
 from moerl_operator.observe.events import Recorder
 from moerl_operator.observe.health import Health
 from moerl_operator.observe.logs import job_key, reconcile_id
@@ -39,8 +38,6 @@ RECONCILE_SECONDS = 120.0  # a round that takes longer hangs; it is given up and
 SYNC_RETRY_SECONDS = 3.0
 
 log = logging.getLogger(__name__)
-
-Login = Callable[[], "asyncio.Future[Connection]"]
 
 
 class Operator:
@@ -84,6 +81,7 @@ class Operator:
             plan=plan,
             clock=clock,
         )
+        self._leading = asyncio.Event()
         self._leader = Leader(kube, namespace=settings.namespace, identity=settings.identity)
         self._since: dict[JobKey, float] = {}  # keys being worked on -> since when
         self.health = Health(
@@ -111,36 +109,48 @@ class Operator:
             log.info("serving /healthz, /readyz and /metrics on port %d", port)
             beat = asyncio.create_task(self.health.beat(), name="heartbeat")
             stack.callback(beat.cancel)
-            if not await self._until(stop, self._fill_cache()):
+            filling = asyncio.create_task(self._fill_cache(), name="fill")
+            if not await _first(stop, filling):
+                filling.cancel()
                 return
-            watches = watch(stop)
-            stack.push_async_callback(_end, watches)
-            await self._serve(watches, stop)
+            await self._serve(watch, stop)
 
-    async def _serve(self, watches: asyncio.Task[None], stop: asyncio.Event) -> None:
-        """From the start of the watches to the end of the process."""
-        if self._settings.leader_election:
-            leading = asyncio.create_task(self._leader.acquire(), name="acquire")
-            if not await self._first(stop, watches, leading):
-                return
-        self.metrics.leader.set(1)
+    async def _serve(self, watch: Callable[[asyncio.Event], asyncio.Task[None]], stop: asyncio.Event) -> None:
+        """From the start of the watches to the end of the process.
+
+        All tasks are made before the watches are started: when kopf ends it cancels whatever task is younger than
+        itself, and workers must be able to finish the round they are in.
+        """
         tasks = [asyncio.create_task(self._work(), name=f"worker-{n}") for n in range(self._settings.workers)]
         tasks.append(asyncio.create_task(self._resync(), name="resync"))
-        if self._settings.leader_election:
-            tasks.append(asyncio.create_task(self._leader.hold(), name="lease"))
+        tasks.append(asyncio.create_task(self._lead(), name="lease"))
+        watches = watch(stop)
         lost = False
         try:
-            await self._first(stop, watches, *tasks)
+            await _first(stop, watches, *tasks)
         except LeadershipLost:
             lost = True
             raise
         finally:
             self.metrics.leader.set(0)
+            stop.set()
             self.queue.close()
             # Who lost the Lease must not write one more object: everything under way is cut off.
-            await _end(*tasks, grace=0.0 if lost else 5.0)
-            if self._settings.leader_election and not lost:
+            await _end(*tasks[: self._settings.workers], grace=0.0 if lost else 5.0)
+            await _end(*tasks, grace=0.0)
+            if self._leading.is_set() and not lost:
                 await self._leader.release()
+            await _end(watches, grace=8.0)
+
+    async def _lead(self) -> None:
+        """Get the Lease, let the workers begin, keep it."""
+        if self._settings.leader_election:
+            await self._leader.acquire()
+        self.metrics.leader.set(1)
+        self._leading.set()
+        if self._settings.leader_election:
+            await self._leader.hold()
+        await asyncio.Event().wait()
 
     async def _fill_cache(self) -> None:
         """Lists come before work: an empty cache must never look like a cluster without children."""
@@ -158,6 +168,7 @@ class Operator:
     async def _resync(self) -> None:
         """A full list and a look at every job now and then, spread over a while; finds what a watch has missed."""
         period = float(self._settings.resync_seconds)
+        await self._leading.wait()
         while True:
             await asyncio.sleep(period * (0.75 + self._rng.random() / 2))
             try:
@@ -175,6 +186,7 @@ class Operator:
     # --- workers ---------------------------------------------------------------------------------------
 
     async def _work(self) -> None:
+        await self._leading.wait()
         while True:
             try:
                 key = await self.queue.get()
@@ -213,31 +225,24 @@ class Operator:
     def _longest_work(self) -> float:
         return max((time.monotonic() - since for since in self._since.values()), default=0.0)
 
-    # --- ends ------------------------------------------------------------------------------------------
-
-    async def _until(self, stop: asyncio.Event, work: object) -> bool:
-        """Whether `work` was done before `stop`."""
-        task = asyncio.ensure_future(work)  # type: ignore[call-overload]
-        return await self._first(stop, task)
-
-    @staticmethod
-    async def _first(stop: asyncio.Event, *tasks: asyncio.Task[None]) -> bool:
-        """Wait for the first of `tasks`, or for `stop` (False). An exception of a task is raised here."""
-        stopping = asyncio.create_task(stop.wait(), name="stop")
-        try:
-            done, _ = await asyncio.wait({stopping, *tasks}, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            stopping.cancel()
-        for task in done - {stopping}:
-            task.result()
-        return stopping not in done
-
 
 def stop_on_signals(stop: asyncio.Event) -> None:
     """SIGTERM and SIGINT ask for the end."""
     loop = asyncio.get_running_loop()
     for each in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(each, stop.set)
+
+
+async def _first(stop: asyncio.Event, *tasks: asyncio.Task[None]) -> bool:
+    """Wait for the first of `tasks`, or for `stop` (False). An exception of a task is raised here."""
+    stopping = asyncio.create_task(stop.wait(), name="stop")
+    try:
+        done, _ = await asyncio.wait({stopping, *tasks}, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        stopping.cancel()
+    for task in done - {stopping}:
+        task.result()
+    return stopping not in done
 
 
 async def _end(*tasks: asyncio.Task[None], grace: float = 5.0) -> None:
