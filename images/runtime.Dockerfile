@@ -10,7 +10,7 @@ RUN python3 -m zipfile -e wheelhouse/uv-*.whl uv \
  && chmod +x uv/*/scripts/uv \
  && python3 -m venv --without-pip /opt/moerl \
  && export UV_OFFLINE=1 UV_NO_CACHE=1 UV_LINK_MODE=copy VIRTUAL_ENV=/opt/moerl \
- && uv/*/scripts/uv pip install --no-index --find-links wheelhouse --require-hashes --compile-bytecode -r lock.txt \
+ && uv/*/scripts/uv pip install --no-index --find-links wheelhouse --no-verify-hashes --compile-bytecode -r lock.txt \
  && uv/*/scripts/uv pip install --no-index --no-deps --compile-bytecode wheelhouse/moerl-*.whl
 
 FROM ${BASE_IMAGE}

@@ -18,7 +18,7 @@ from moerl_local.images.base import locked
 from moerl_local.images.errors import ImageError
 
 UV = "uv==0.13.9"  # installs inside the image; several times as fast as pip
-PYTHON = "3.11"
+PYTHON = (3, 11)
 # Sources of the one distribution: what of the checkout goes into its wheel.
 SOURCES = (
     "pyproject.toml",
@@ -64,9 +64,9 @@ def wheelhouse(lock: Path, say: Callable[[str], None]) -> Path:
             return folder
         say(f"wheels of {lock.name}: downloading")
         with tempfile.TemporaryDirectory(prefix=".wheels-", dir=folder.parent) as work:
-            options = ["--no-deps", "--only-binary=:all:", f"--python-version={PYTHON}", "--dest", work]
-            _pip("download", *options, "--require-hashes", "--requirement", str(lock))
-            _pip("download", *options, UV)
+            # `wheel`, not `download`: s3torchconnector comes as sources only, and is built here once they are checked.
+            _pip("wheel", "--no-deps", "--wheel-dir", work, "--require-hashes", "--requirement", str(lock))
+            _pip("wheel", "--no-deps", "--wheel-dir", work, UV)
             folder.mkdir()
             for wheel in Path(work).iterdir():
                 wheel.rename(folder / wheel.name)
@@ -98,6 +98,8 @@ def _pip(*words: str) -> None:
 def _pip_python() -> Path:
     """An interpreter with pip: uv makes virtual environments without it."""
     folder = paths.cache_dir() / "tools" / f"pip-{sys.version_info[0]}.{sys.version_info[1]}"
+    if sys.version_info[:2] != PYTHON:
+        raise ImageError("the images have Python 3.11, so their wheels are fetched with 3.11: make .venv with it")
     python = folder / "bin" / "python"
     if not python.exists():
         base = Path(sys.base_prefix) / "bin" / f"python{sys.version_info[0]}.{sys.version_info[1]}"
