@@ -199,6 +199,11 @@ class World:
         """Pods of a role that are not terminal."""
         return [p for p in self.pods.values() if p["metadata"]["labels"][names.LABEL_ROLE] == role and not _terminal(p)]
 
+    def pods_of(self, owner: Obj) -> list[Obj]:
+        """Pods of a Job, Deployment or StatefulSet."""
+        uid = owner["metadata"]["uid"]
+        return [p for p in self.pods.values() if p["metadata"]["ownerReferences"][0]["uid"] == uid]
+
     def fail_pod(self, name: str, *, code: int = 1, reason: str = "Error", message: str = "") -> None:
         """The main container ends with an error."""
         pod = self.pods[name]
@@ -216,6 +221,11 @@ class World:
         """A node stops answering; its pods stay as they were."""
         self.nodes[name]["status"]["conditions"] = [
             {"type": "Ready", "status": "Unknown", "lastTransitionTime": stamp(self.now)}]
+
+    def heal_node(self, name: str) -> None:
+        """A node answers again."""
+        self.nodes[name]["status"]["conditions"] = [
+            {"type": "Ready", "status": "True", "lastTransitionTime": stamp(self.now)}]
 
     def report(self, text: str) -> None:
         """The trainer's agent writes its report."""
@@ -380,7 +390,7 @@ class World:
         for (kind, name), job in self.children.items():
             if kind != "Job" or _has(job, "Failed") or _has(job, "Complete"):
                 continue
-            pods = [p for p in self.pods.values() if p["metadata"]["ownerReferences"][0]["uid"] == job["metadata"]["uid"]]
+            pods = self.pods_of(job)
             failed = [p for p in pods if p["status"]["phase"] == "Failed"]
             if failed and not _has(job, "FailureTarget"):
                 code = failed[0]["status"].get("containerStatuses", [{}])[0]
@@ -409,8 +419,7 @@ class World:
         for (kind, name), owner in self.children.items():
             if kind not in ("Deployment", "StatefulSet"):
                 continue
-            pods = [p for p in self.pods.values()
-                    if p["metadata"]["ownerReferences"][0]["uid"] == owner["metadata"]["uid"] and not _terminal(p)]
+            pods = [p for p in self.pods_of(owner) if not _terminal(p)]
             wanted = owner["spec"]["replicas"]
             for pod in pods[wanted:]:
                 pod["metadata"].setdefault("deletionTimestamp", stamp(self.now))

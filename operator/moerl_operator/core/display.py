@@ -27,10 +27,10 @@ def state(conditions: Conditions, *, deleting: bool = False, restarting: bool = 
         return "Invalid" if accepted == "False" else "Pending"
     if conditions.is_true(cond.SUSPENDED):
         return "Suspended" if conditions.reason(cond.SUSPENDED) == "Suspended" else "Suspending"
-    if not conditions.is_true(cond.NODES_READY):
-        return "Provisioning"
     if restarting:
         return "Recovering"
+    if not conditions.is_true(cond.NODES_READY):
+        return "Provisioning"
     if not conditions.is_true(cond.TRAINERS_READY):
         return "Finishing" if conditions.reason(cond.TRAINERS_READY) == "Finished" else "Starting"
     if conditions.status(cond.PROGRESSING) == "False":

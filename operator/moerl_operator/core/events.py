@@ -28,7 +28,7 @@ def of_conditions(conditions: Conditions) -> list[PlannedEvent]:
         if old.get("status", "Unknown") == status and (status != "False" or old.get("reason") == reason):
             continue
         message = conditions.message(kind)[:_MAX_NOTE]
-        if status == "True" and kind in _GOOD:
+        if status == "True" and (kind in _GOOD or kind == cond.ACCEPTED):
             out.append(PlannedEvent("Normal", kind, message or kind))
         elif status == "True" and kind in _BAD_WHEN_TRUE:
             out.append(PlannedEvent("Warning", reason if kind == cond.FAILED else kind, message or kind))

@@ -120,6 +120,9 @@ def of_pod(pod: Obj, fallback: datetime) -> Failure | None:
 def waiting_trouble(pod: Obj) -> tuple[str, str] | None:
     """(reason, message) of a container that cannot start or keeps crashing, in words that stay the same."""
     status = pod.get("status") or {}
+    for condition in status.get("conditions") or ():
+        if condition.get("type") == "PodScheduled" and condition.get("reason") == "Unschedulable":
+            return "Unschedulable", f"pod {pod['metadata']['name']}: {condition.get('message') or 'no node fits'}"
     for state in [*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())]:
         waiting = (state.get("state") or {}).get("waiting") or {}
         reason = str(waiting.get("reason") or "")

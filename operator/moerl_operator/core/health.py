@@ -111,6 +111,8 @@ def degraded(view: View, conditions: Conditions, slots: list[SlotState]) -> None
         if state.failure is not None:
             reason = "ReplicaFailed" if state.slot.part.pool else "TrainerFailed"
             found.append((reason, f"{state.slot.words}: {state.failure.describe()}"))
+        elif state.waiting_reason not in ("", "PodsPending", "NodesPending"):
+            found.append((state.waiting_reason, f"{state.slot.words}: {state.waiting}"))
     for part in view.parts:
         if part.role in (names.REWARD, names.ENVIRONMENT):
             trouble = first_trouble(view.pods_of_role(part.role))

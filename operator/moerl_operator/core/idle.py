@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 from moerl_operator.core.view import Part, View, node_ready, parse_time
@@ -51,6 +51,30 @@ def idle_instances(view: View, part: Part, group: str) -> list[str]:
     free.sort(key=lambda n: (node_ready(n), n["metadata"]["name"]))
     ids = [str((n.get("spec") or {}).get("providerID") or "").rpartition("/")[2] for n in free]
     return [found for found in ids if found.startswith("i-")]
+
+
+def dead_instances(view: View, part: Part, group: str, after: timedelta) -> tuple[list[str], float | None]:
+    """(instance ids of nodes not Ready for so long, seconds until the next one counts), pods or not."""
+    dead, waits = [], []
+    for node in view.nodes_of_group(part, group):
+        since = not_ready_since(node)
+        instance = str((node.get("spec") or {}).get("providerID") or "").rpartition("/")[2]
+        if since is None or not instance.startswith("i-"):
+            continue
+        left = (since + after - view.now).total_seconds()
+        if left <= 0:
+            dead.append(instance)
+        else:
+            waits.append(left)
+    return dead, min(waits, default=None)
+
+
+def not_ready_since(node: Obj) -> datetime | None:
+    """Since when a node is not Ready, None when it is, or never said."""
+    for condition in (node.get("status") or {}).get("conditions") or ():
+        if condition.get("type") == "Ready" and condition.get("status") != "True":
+            return parse_time(condition.get("lastTransitionTime"))
+    return None
 
 
 def _on(pod: Obj, nodes: set[str]) -> bool:

@@ -16,6 +16,7 @@ from moerl_operator.core import (
     display,
     events,
     health,
+    inventory,
     progress,
     recovery,
     topology,
@@ -44,11 +45,11 @@ def plan(snapshot: Snapshot) -> Plan:
         return _delete(view, conditions)
     if view.is_true(cond.COMPLETE) or view.is_true(cond.FAILED):
         return _finish(view, conditions)
-    problem = validate.check(view)
+    last = view.condition(cond.ACCEPTED) or {}
+    accepted = last.get("status") == "True" and last.get("observedGeneration") == view.generation
+    problem = validate.check(view, accepted=accepted)
     if problem is not None:
         return _refuse(view, conditions, problem)
-    accepted = view.is_true(cond.ACCEPTED) and (view.condition(cond.ACCEPTED) or {}).get(
-        "observedGeneration") == view.generation
     if not accepted:
         waiting = _accept(view, conditions)
         if waiting is not None:
@@ -150,7 +151,8 @@ class _Run:
             other = cond.FAILED if kind == cond.COMPLETE else cond.COMPLETE
             conditions.set(other, False, reason, "")
             self.actions, self.requeue = [], [0.1]
-        told: list[PlannedEvent] = events.of_actions(self.actions)
+        # A refused call is told by its condition, not by announcing the same attempt again.
+        told: list[PlannedEvent] = events.of_actions(self.actions) if view.snap.aws.refused is None else []
         for state in self.slots if ended is None else ():
             told += state.events
         return _written(view, conditions, self._status(ended is not None), actions=self.actions,
@@ -217,7 +219,8 @@ class _Run:
     def _judge_suspended(self) -> None:
         conditions = self.conditions
         stopped = all(is_gone(self.view, p) for p in self.view.snap.pods)
-        given_back = not any(g.desired or g.in_service or g.pending for g in self.view.snap.aws.node_groups)
+        aws = self.view.snap.aws
+        given_back = aws.error is None and not any(g.desired or g.in_service or g.pending for g in aws.node_groups)
         word = "Suspended" if stopped and given_back else "Suspending"
         text = "" if stopped and given_back else "pods are ending and nodes are given back"
         conditions.set(cond.SUSPENDED, True, word, text)
@@ -339,7 +342,7 @@ def _groups_now(view: View) -> Obj:
     """status.nodeGroups of a job that is being taken down."""
     if view.parsed is None or view.snap.aws.error is not None:
         return {}
-    return {"nodeGroups": topology.all_rows(view)}
+    return {"nodeGroups": inventory.all_rows(view)}
 
 
 def _head(view: View, conditions: Conditions) -> Obj:

@@ -23,6 +23,8 @@ from moerl_operator.manifests import gangs
 
 # A finished trainer's report may arrive after the Job's own verdict.
 REPORT_GRACE = timedelta(seconds=60)
+# The Job controller makes pods within a second, unless it may not.
+PODS_GRACE = timedelta(seconds=30)
 
 
 @dataclass(slots=True)
@@ -74,7 +76,7 @@ def advance(view: View, slot: Slot, place: Placement, *, may_start: bool, finish
     verdict = _verdict(view, slot, latest, place, finished=finished)
     if verdict.state == "Running":
         state.live, state.ready = True, latest.ready
-        _describe_waiting(state, latest)
+        _describe_waiting(view, state, latest)
         soon = att.next_check(view, latest)
         if soon is not None:
             state.wait(soon)
@@ -197,7 +199,7 @@ def _start(view: View, state: SlotState, place: Placement, number: int, may_star
         ))
 
 
-def _describe_waiting(state: SlotState, latest: Attempt) -> None:
+def _describe_waiting(view: View, state: SlotState, latest: Attempt) -> None:
     for pod in latest.pods:
         trouble = failures.waiting_trouble(pod)
         if trouble is not None:
@@ -205,6 +207,14 @@ def _describe_waiting(state: SlotState, latest: Attempt) -> None:
             return
     if latest.ready < latest.size:
         state.waiting_reason = "PodsPending"
+    made = parse_time(latest.job["metadata"].get("creationTimestamp"))
+    if not latest.pods and made is not None:
+        left = (made + PODS_GRACE - view.now).total_seconds()
+        if left > 0:
+            state.wait(left)
+        else:
+            state.waiting_reason = "PodsMissing"
+            state.waiting = f"Job {latest.name} has no pods; its events say why (a quota or pod security refuses them)"
 
 
 def _remembered(view: View, slot: Slot) -> tuple[int, int]:

@@ -7,19 +7,18 @@ does not come; every step is decided from what AWS shows now. The trainer's gang
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from datetime import timedelta
 
 from moerl_operator.api import names
-from moerl_operator.core import capacity, groups, idle
+from moerl_operator.core import capacity, groups, idle, inventory
 from moerl_operator.core.groups import Numbered
-from moerl_operator.core.view import Part, View, format_time, labels_of, node_ready, parse_time
+from moerl_operator.core.view import Part, View, node_ready
 from moerl_operator.core.world import (
     Action,
     AwsError,
     CreateNodeGroup,
     DeleteLaunchTemplate,
     DeleteNodeGroup,
-    NodeGroupObservation,
     ScaleNodeGroup,
     SetFinalizer,
     TerminateInstances,
@@ -30,6 +29,7 @@ Obj = dict[str, object]
 POLL_SECONDS = 5.0  # while AWS is working; EKS sends no events
 _BUSY = ("CREATING", "DELETING")
 _SCALABLE = ("ACTIVE", "UPDATING", "DEGRADED")  # sizes are set through Auto Scaling, whatever EKS thinks
+DEAD_AFTER = timedelta(minutes=5)  # a rebooting node is back before; the attempt itself ended after 30 s
 _TOUR_SECONDS = 60  # wait after every zone was tried once, doubled for every further tour
 _TOUR_MAX_SECONDS = 900
 
@@ -88,9 +88,12 @@ def arrange(view: View, *, suspended: bool) -> Topology:
         _Arranger(view, part, out, may_scale=secured, want=0 if suspended else part.count).run()
         if part.role == names.TRAINER:
             secured = out.placements[part.key].secured
-    out.rows += _deleted_rows(view, {str(row["name"]) for row in out.rows})
+    out.rows += inventory.deleted_rows(view, {str(row["name"]) for row in out.rows})
     _launch_templates(view, out)
     _gate(view, out)
+    exist = groups.own(view) or view.snap.aws.launch_templates
+    if not view.has_finalizer and (exist or any(isinstance(a, CreateNodeGroup) for a in out.actions)):
+        out.actions.insert(0, SetFinalizer(True))
     return out
 
 
@@ -117,16 +120,16 @@ class _Arranger:
 
     def run(self) -> None:
         view, part = self.view, self.part
-        series = known_groups(view, part)
+        series = inventory.known_groups(view, part)
         live = [n for n in series if n.group.status not in ("DELETING", "DELETE_FAILED")]
         current = live[-1] if live else None
         place = self.out.placements[part.key] = Placement(part)
         if current is not None:
             place.group = current.name
             place.selector = {part.label: current.name}
-            place.ready = min(ready_nodes(view, part, current.group), part.count)
+            place.ready = min(inventory.ready_nodes(view, part, current.group), part.count)
             place.secured = current.group.in_service >= part.count
-        self.out.rows += [row(view, part, n.group) for n in series]
+        self.out.rows += [inventory.row(view, part, n.group) for n in series]
         self._tell(place, current)
         if view.snap.aws.error is not None:
             place.secured = place.complete
@@ -148,10 +151,7 @@ class _Arranger:
     # --- one group -------------------------------------------------------------------------------
 
     def _create(self, before: Numbered | None) -> None:
-        spec = groups.new_group(self.view, self.part, before)
-        if not self.view.has_finalizer and SetFinalizer(True) not in self.out.actions:
-            self.out.actions.append(SetFinalizer(True))
-        self.out.actions.append(CreateNodeGroup(spec))
+        self.out.actions.append(CreateNodeGroup(groups.new_group(self.view, self.part, before)))
         self._remember_ami()
         self.out.wait(POLL_SECONDS)
 
@@ -171,6 +171,7 @@ class _Arranger:
             elif self.want < group.desired:
                 self._shrink(current)
             elif group.desired and (group.pending or self.out.placements[self.part.key].ready < self.part.count):
+                self._replace_dead(current)
                 self.out.wait(POLL_SECONDS)
 
     def _failed(self, current: Numbered) -> None:
@@ -207,6 +208,20 @@ class _Arranger:
             self.out.actions.append(TerminateInstances(group.name, group.asg_name, tuple(spare)))
         self.out.wait(POLL_SECONDS)
 
+    def _replace_dead(self, current: Numbered) -> None:
+        """Give back instances whose nodes have been dead for long: Auto Scaling thinks that they are well.
+
+        The size goes down with them, and the next look buys them anew.
+        """
+        group = current.group
+        if group.in_service < group.desired:
+            return
+        dead, soonest = idle.dead_instances(self.view, self.part, group.name, DEAD_AFTER)
+        if dead:
+            self.out.actions.append(TerminateInstances(group.name, group.asg_name, tuple(dead)))
+        if soonest is not None:
+            self.out.wait(max(soonest, 0.1))
+
     def _retire(self, old: Numbered) -> None:
         """A group that is no longer wanted: empty it, then delete it."""
         group = old.group
@@ -240,7 +255,7 @@ class _Arranger:
             refused = found is not None and found[0] == "Capacity"
             return refused and len(groups.subnets(self.view, part)) > 1
         hold = timedelta(seconds=self.view.node_class(part).gang_hold_seconds)
-        left = (_since(self.view, group) + hold - self.view.now).total_seconds()
+        left = (inventory.since_of(self.view, group) + hold - self.view.now).total_seconds()
         if left > 0:
             self.out.wait(left)
         return left <= 0
@@ -251,7 +266,7 @@ class _Arranger:
         if tours == 0 or current.group.desired:
             return 0.0
         pause = timedelta(seconds=min(_TOUR_SECONDS * 2 ** min(tours - 1, 10), _TOUR_MAX_SECONDS))
-        return (_since(self.view, current.group) + pause - self.view.now).total_seconds()
+        return (inventory.since_of(self.view, current.group) + pause - self.view.now).total_seconds()
 
     # --- words -----------------------------------------------------------------------------------
 
@@ -281,97 +296,6 @@ class _Arranger:
         self.out.resolved_ami = sorted(f"{key}={value}" for key, value in known.items())
 
 
-# --- what is known -----------------------------------------------------------------------------------
-
-
-def known_groups(view: View, part: Part) -> list[Numbered]:
-    """Groups of a part; as the status remembers them while AWS cannot be asked."""
-    if view.snap.aws.error is None:
-        return groups.of_part(view, part.key)
-    found = []
-    for line in view.status.get("nodeGroups") or ():
-        split = groups.split_name(view.uid, str(line.get("name", "")))
-        if split and split[0] == part.key and line.get("status") != "Deleted":
-            tags = {names.TAG_OWNER: groups.owner_tag(view), names.TAG_REVISION: view.nodes_revision(part)}
-            found.append(Numbered(split[1], NodeGroupObservation(
-                name=str(line["name"]), status=str(line.get("status", "")), tags=tags,
-                desired=int(line.get("desired") or 0), zone=str(line.get("zone") or ""),
-                instance_types=tuple(filter(None, [line.get("instanceType")])),
-            )))
-    return sorted(found, key=lambda n: n.number)
-
-
-def ready_nodes(view: View, part: Part, group: NodeGroupObservation) -> int:
-    """Ready nodes of a group. The local cluster's one node stands for as many as its group has instances."""
-    ready = sum(node_ready(n) for n in view.nodes_of_group(part, group.name))
-    if ready and group.instance_types == (groups.LOCAL,):
-        return max(ready, group.in_service)
-    return ready
-
-
-def row(view: View, part: Part, group: NodeGroupObservation) -> Obj:
-    """The group's line in status.nodeGroups."""
-    ready = ready_nodes(view, part, group)
-    out: Obj = {"name": group.name, "role": part.role, "status": group.status, "desired": group.desired, "ready": ready}
-    nodes = view.nodes_of_group(part, group.name)
-    kinds = sorted({labels_of(n).get("node.kubernetes.io/instance-type", "") for n in nodes} - {""})
-    if kinds or group.instance_types:
-        out["instanceType"] = (kinds or list(group.instance_types))[0]
-    if group.zone:
-        out["zone"] = group.zone
-    found = capacity.trouble(group) if group.desired or group.status != "ACTIVE" else None
-    if found is not None:
-        out["message"] = found[1][:1024]
-    out["since"] = format_time(_since(view, group, ready))
-    return out
-
-
-def all_rows(view: View) -> list[Obj]:
-    """Rows of all groups that AWS has, and of the last one of each part that is gone."""
-    rows: list[Obj] = []
-    for part in view.parts:
-        rows += [row(view, part, n.group) for n in groups.of_part(view, part.key)]
-    return rows + _deleted_rows(view, {str(line["name"]) for line in rows})
-
-
-def observed_row(view: View, name: str) -> Obj | None:
-    """The group's line as it was last written."""
-    rows: list[Obj] = view.status.get("nodeGroups") or []
-    return next((line for line in rows if line.get("name") == name), None)
-
-
-def _since(view: View, group: NodeGroupObservation, ready: int | None = None) -> datetime:
-    """When the group last changed its wished size, or became complete or incomplete."""
-    old = observed_row(view, group.name)
-    since = parse_time(old.get("since")) if old else None
-    if old is None or since is None or old.get("desired") != group.desired:
-        return view.now
-    if ready is not None and group.desired:
-        was = int(str(old.get("ready") or 0)) >= group.desired
-        if was != (ready >= group.desired):
-            return view.now
-    return since
-
-
-def _deleted_rows(view: View, present: set[str]) -> list[Obj]:
-    """The last group of a part stays in the status after it is gone, so that its number is not used again."""
-    kept: dict[str, tuple[int, Obj]] = {}
-    highest: dict[str, int] = {}
-    for name in present:
-        split = groups.split_name(view.uid, name)
-        if split:
-            highest[split[0]] = max(highest.get(split[0], 0), split[1])
-    for line in view.status.get("nodeGroups") or ():
-        name = str(line.get("name", ""))
-        split = groups.split_name(view.uid, name)
-        if split is None or name in present or split[1] < highest.get(split[0], 0):
-            continue
-        if split[1] > kept.get(split[0], (0, {}))[0]:
-            gone = {k: v for k, v in line.items() if k != "message"}
-            kept[split[0]] = (split[1], gone | {"status": "Deleted", "desired": 0, "ready": 0})
-    return [line for _, line in sorted(kept.values(), key=lambda item: str(item[1]["name"]))]
-
-
 def _launch_templates(view: View, out: Topology) -> None:
     """A template without a group is left from an interrupted creation or a finished deletion."""
     if view.snap.aws.error is not None:
@@ -385,7 +309,7 @@ def _gate(view: View, out: Topology) -> None:
     """After a refused call nothing is sent before the control loop's backoff has passed."""
     retry_at = view.snap.aws.retry_at
     if retry_at is not None and retry_at > view.now and out.actions:
-        out.actions = [a for a in out.actions if isinstance(a, SetFinalizer)]
+        out.actions = []
         out.requeue = (retry_at - view.now).total_seconds()
 
 

@@ -22,13 +22,17 @@ from moerl_operator.manifests.transport import EFA_GDA_FAMILIES, EFA_TRANSPORTS
 NATIVE_BACKENDS = ("Auto", "Reference")
 
 
-def check(view: View) -> str | None:
-    """The first reason not to accept this generation, None when there is none."""
+def check(view: View, *, accepted: bool) -> str | None:
+    """The first reason not to accept this generation, None when there is none.
+
+    A generation that was accepted is not judged again, so that an admin who narrows a class stops no running job;
+    only what rendering needs must still be there.
+    """
     if view.spec_error:
         return view.spec_error
-    checks: tuple[Callable[[View], Iterator[str]], ...] = (
-        _classes, _instance_types, _facts, _layouts, _communication, _templates, _rules, _changes,
-    )
+    checks: tuple[Callable[[View], Iterator[str]], ...] = (_classes_exist,)
+    if not accepted:
+        checks += (_classes, _instance_types, _facts, _layouts, _communication, _templates, _rules, _changes)
     for one in checks:
         for problem in one(view):
             return problem
@@ -46,16 +50,19 @@ def field_of(part: Part) -> str:
     return f"spec.rollout.pools[{part.key}]" if part.pool else f"spec.{part.role}"
 
 
+def _classes_exist(view: View) -> Iterator[str]:
+    for part in view.parts:
+        where, name = f"{field_of(part)}.nodes.nodeClassName", part.nodes.node_class_name
+        if name not in view.snap.node_classes:
+            yield f"{where}: MoERLNodeClass {name} does not exist"
+        elif name not in view.classes:
+            yield f"{where}: MoERLNodeClass {name} is not valid; its admin must mend it"
+
+
 def _classes(view: View) -> Iterator[str]:
     nodes: dict[str, int] = {}
     for part in view.parts:
         where, name = f"{field_of(part)}.nodes", part.nodes.node_class_name
-        if name not in view.snap.node_classes:
-            yield f"{where}.nodeClassName: MoERLNodeClass {name} does not exist"
-            continue
-        if name not in view.classes:
-            yield f"{where}.nodeClassName: MoERLNodeClass {name} is not valid; its admin must mend it"
-            continue
         node_class = view.classes[name]
         allowed = node_class.allowed_namespaces
         if allowed is not None and not any(fnmatchcase(view.namespace, glob) for glob in allowed):

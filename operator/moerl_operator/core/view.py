@@ -197,11 +197,11 @@ class View:
 
     def pods_revision(self, part: Part) -> str:
         """Revision of the pods of a part."""
-        return revision.pods(self.raw_spec, part.role, part.pool.name if part.pool else "")
+        return revision.pods(self.spec, part.role, part.pool)
 
     def nodes_revision(self, part: Part) -> str:
         """Revision of the node group of a part."""
-        return revision.nodes(self.raw_spec, part.role, part.pool.name if part.pool else "")
+        return revision.nodes(part.nodes)
 
     # --- children and nodes ------------------------------------------------------------------------
 

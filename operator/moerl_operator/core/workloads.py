@@ -80,7 +80,12 @@ def server_actions(view: View, topology: Topology, *, suspended: bool) -> list[A
         place = topology.placements[part.key]
         outdated = found is None or _outdated(view, part, place, found)
         if outdated and not suspended:
-            if place.placed and place.ready > 0:
+            if found is not None and part.role == names.BUFFER and view.pods_of_part(part):
+                # Its pods are replaced only when they are deleted (OnDelete), and one that waits for nodes that are
+                # gone would wait for ever: first to zero, then the new words.
+                if (found.get("spec") or {}).get("replicas"):
+                    out.append(PatchChild("apps/v1", kind, name, {"spec": {"replicas": 0}}))
+            elif place.placed and place.ready > 0:
                 out.append(ApplyChild(build_server(view, part, place, replicas)))
         elif found is not None and (found.get("spec") or {}).get("replicas") != replicas:
             out.append(PatchChild("apps/v1", kind, name, {"spec": {"replicas": replicas}}))

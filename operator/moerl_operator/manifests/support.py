@@ -21,7 +21,7 @@ def config(job: JobContext) -> Obj:
         "metadata": {"name": job.name, "namespace": job.namespace, "uid": job.uid},
         "spec": dict(job.raw_spec),
     }
-    annotations = {names.ANNOTATION_REVISION: revision.whole(job.raw_spec)}
+    annotations = {names.ANNOTATION_REVISION: revision.whole(job.spec)}
     return {
         "apiVersion": "v1",
         "kind": "ConfigMap",
