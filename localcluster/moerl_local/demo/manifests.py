@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -36,3 +37,20 @@ def example(path: Path = EXAMPLE) -> dict[str, Any]:
 def example_dataset(path: Path = EXAMPLE) -> str:
     """The example's prompts."""
     return str(example(path)["spec"]["storage"]["dataset"])
+
+
+def dump(document: dict[str, Any]) -> str:
+    """YAML that kubectl reads as this document: PyYAML leaves '3e-3' bare, which other parsers take for a number."""
+    return str(yaml.dump(document, Dumper=_Dumper, sort_keys=False))
+
+
+class _Dumper(yaml.SafeDumper):
+    """Safe dumper with quotes around whatever looks like a number."""
+
+
+def _string(dumper: yaml.SafeDumper, value: str) -> yaml.ScalarNode:
+    style = "'" if re.fullmatch(r"[-+0-9.eE_xob]+", value) else None
+    return dumper.represent_scalar("tag:yaml.org,2002:str", value, style=style)
+
+
+_Dumper.add_representer(str, _string)

@@ -8,7 +8,6 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-import yaml
 from rich.console import Console
 
 from moerl_local.cluster import launcher
@@ -128,7 +127,7 @@ def _load_image(archive: Path, cluster: Cluster) -> str:
 def _train(cluster: Cluster, job: Obj, record: Record, options: Options, console: Console) -> None:
     manifest = options.out / "manifest.yaml"
     options.out.mkdir(parents=True, exist_ok=True)
-    manifest.write_text(yaml.safe_dump(job, sort_keys=False))
+    manifest.write_text(manifests.dump(job))
     try:
         cluster.kubectl("apply", "-f", "-", stdin=json.dumps(_namespace()))
         delete(cluster, job)
