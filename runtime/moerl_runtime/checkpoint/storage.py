@@ -59,7 +59,7 @@ def read(uri: str) -> bytes | None:
             raise StorageError(f"{uri} cannot be read: {error.strerror}") from error
     bucket, key = split_s3(uri)
     try:
-        body: bytes = _s3().get_object(Bucket=bucket, Key=key)["Body"].read()
+        body: bytes = client().get_object(Bucket=bucket, Key=key)["Body"].read()
         return body
     except (ClientError, BotoCoreError) as error:
         if _absent(error):
@@ -77,7 +77,7 @@ def write(uri: str, data: bytes) -> None:
         return
     bucket, key = split_s3(uri)
     try:
-        _s3().put_object(Bucket=bucket, Key=key, Body=data)
+        client().put_object(Bucket=bucket, Key=key, Body=data)
     except (ClientError, BotoCoreError) as error:
         raise _s3_error(uri, "written", error) from error
 
@@ -89,7 +89,7 @@ def list_folder(uri: str) -> list[str]:
         return [str(path.relative_to(root)) for path in _files(root)]
     bucket, key = split_s3(join(uri, ""))
     try:
-        pages = _s3().get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=key)
+        pages = client().get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=key)
         return sorted(item["Key"].removeprefix(key) for page in pages for item in page.get("Contents", []))
     except (ClientError, BotoCoreError) as error:
         raise _s3_error(uri, "listed", error) from error
@@ -102,7 +102,7 @@ def upload_folder(folder: Path, uri: str) -> None:
         if is_s3(uri):
             bucket, key = split_s3(join(uri, name))
             try:
-                _s3().upload_file(str(path), bucket, key)
+                client().upload_file(str(path), bucket, key)
             except (ClientError, BotoCoreError, OSError, boto3.exceptions.Boto3Error) as error:
                 raise _s3_error(join(uri, name), "written", error) from error
         else:
@@ -121,7 +121,7 @@ def download_folder(uri: str, into: Path) -> Path:
         target.parent.mkdir(parents=True, exist_ok=True)
         bucket, key = split_s3(join(uri, name))
         try:
-            _s3().download_file(bucket, key, str(target))
+            client().download_file(bucket, key, str(target))
         except (ClientError, BotoCoreError) as error:
             raise _s3_error(join(uri, name), "read", error) from error
     return into
@@ -134,7 +134,7 @@ def delete(uri: str) -> None:
         return
     bucket, key = split_s3(uri)
     try:
-        _s3().delete_object(Bucket=bucket, Key=key)
+        client().delete_object(Bucket=bucket, Key=key)
     except (ClientError, BotoCoreError) as error:
         raise _s3_error(uri, "deleted", error) from error
 
@@ -149,7 +149,7 @@ def delete_folder(uri: str) -> None:
     try:
         for at in range(0, len(names), 1000):  # the API takes at most 1000 keys
             batch = [{"Key": key + name} for name in names[at : at + 1000]]
-            _s3().delete_objects(Bucket=bucket, Delete={"Objects": batch, "Quiet": True})
+            client().delete_objects(Bucket=bucket, Delete={"Objects": batch, "Quiet": True})
     except (ClientError, BotoCoreError) as error:
         raise _s3_error(uri, "deleted", error) from error
 
@@ -161,7 +161,8 @@ def split_s3(uri: str) -> tuple[str, str]:
 
 
 @cache
-def _s3() -> Any:
+def client() -> Any:
+    """The S3 client of this process."""
     # Emulators and S3-compatible stores answer at one host name, hence path style with a custom endpoint.
     config = Config(
         retries={"mode": "standard", "max_attempts": 6},
