@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from moerl_runtime.buffer.client import Buffer
@@ -309,3 +311,28 @@ async def test_a_wrong_password_and_a_missing_server_are_told_apart(redis: Redis
         await Buffer.connect(redis.url, "wrong", timeout_seconds=5)
     with pytest.raises(BufferFault, match="no buffer answered at 127"):
         await Buffer.connect("redis://127.0.0.1:1/0", "x", timeout_seconds=1)
+
+
+async def test_a_step_trained_again_has_the_same_batch_in_the_same_order(buffer: Buffer) -> None:
+    await buffer.begin(1, 0)
+    for one in reversed(await lease(buffer, 2 * BATCH)):
+        await buffer.commit(one, group(one, 0))
+    assert await take(buffer, 1) == [8, 7, 6, 5]
+    assert await take(buffer, 2) == [4, 3, 2, 1]
+    await buffer.begin(2, 0)
+    assert await take(buffer, 1, attempt=2) == [8, 7, 6, 5]
+    assert await take(buffer, 2, attempt=2) == [4, 3, 2, 1]
+    await sound(buffer)
+
+
+async def test_many_workers_at_once_never_share_a_group(redis: RedisServer, buffer: Buffer) -> None:
+    await buffer.begin(1, 0)
+    workers = [await Buffer.connect(redis.url, redis.password) for _ in range(8)]
+    answers = await asyncio.gather(*(lease(one, 3, worker=f"w{i}") for i, one in enumerate(workers)))
+    leases = [one for answer in answers for one in answer]
+    assert len(leases) == len({one.uid for one in leases}) == 2 * BATCH
+    results = await asyncio.gather(*(workers[i % 8].commit(one, group(one, 0)) for i, one in enumerate(leases * 3)))
+    assert results.count(CommitResult.ADMITTED) == 2 * BATCH
+    assert results.count(CommitResult.DUPLICATE) == 4 * BATCH
+    await asyncio.gather(*(one.close() for one in workers))
+    await sound(buffer)
