@@ -18,7 +18,6 @@ from pathlib import Path
 import yaml
 
 from moerl_operator.kube.api import KubeError
-from moerl_operator.kube.client import connect
 
 from .account import Account, Settings
 from .joiner import Joiner
@@ -82,6 +81,8 @@ async def _run(arguments: argparse.Namespace) -> None:
     async with contextlib.AsyncExitStack() as stack:
         joiner = None
         if arguments.kubeconfig is not None:
+            from moerl_operator.kube.client import connect  # costs seconds: only where there is a cluster
+
             api = await stack.enter_async_context(connect(arguments.kubeconfig, user_agent="moerl-aws-emulator"))
             joiner = Joiner(account, api, local_node=arguments.local_node)
         server = Server(account, moto, joiner=joiner)

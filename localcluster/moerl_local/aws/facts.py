@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import gzip
+import importlib.util
+import json
 import os
 from functools import cache
+from pathlib import Path
 from typing import Any
 
-from .world import ACCOUNT, LOCAL_TYPE, ZONES
-
-os.environ.setdefault("MOTO_ACCOUNT_ID", ACCOUNT)  # read by moto when it is first imported
+from .world import LOCAL_TYPE, REGION, ZONES
 
 EKS_IMAGE = "ami-0e0e0e0e0e0e0e0e0"  # stands for the EKS-optimised image of any type
 KUBERNETES_VERSION = "1.34"
@@ -23,13 +25,19 @@ _MAX_PODS = {"p4d.24xlarge": 737, "p4de.24xlarge": 737, "p5.48xlarge": 100, "p5e
 
 @cache
 def _moto_types() -> tuple[dict[str, dict[str, Any]], dict[str, set[str]]]:
-    # moto's import takes a second: only when a type is first asked for.
-    from moto.ec2.models.instance_types import INSTANCE_TYPE_OFFERINGS, INSTANCE_TYPES
-
+    # The files alone: importing moto's EC2 takes seconds, and the clock of a running emulator would stand still in it.
+    found = importlib.util.find_spec("moto")
+    assert found is not None
+    assert found.origin is not None
+    folder = Path(found.origin).parent / "ec2" / "resources"
     zones: dict[str, set[str]] = {}
-    for entry in INSTANCE_TYPE_OFFERINGS["availability-zone"]["us-east-1"]:
+    for entry in _read(folder / "instance_type_offerings" / "availability-zone" / f"{REGION}.json.gz"):
         zones.setdefault(entry["InstanceType"], set()).add(entry["Location"])
-    return INSTANCE_TYPES, zones
+    return _read(folder / "instance_types.json.gz"), zones
+
+
+def _read(path: Path) -> Any:
+    return json.loads(gzip.decompress(path.read_bytes()))
 
 
 def instance_type(name: str) -> dict[str, Any] | None:

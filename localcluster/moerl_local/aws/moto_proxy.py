@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from typing import Any
 
 import aiohttp
 from aiohttp import web
 
-from . import facts  # noqa: F401  (sets moto's account before moto is imported)
+from .world import ACCOUNT
 
 SERVICES = ("s3", "sqs", "events")
 BUCKET = "moerl"
@@ -43,6 +44,7 @@ class MotoProxy:
 
     @staticmethod
     def _start_server() -> Any:
+        os.environ.setdefault("MOTO_ACCOUNT_ID", ACCOUNT)  # read by moto when it is first imported
         from moto.server import ThreadedMotoServer
 
         logging.getLogger("werkzeug").setLevel(logging.ERROR)

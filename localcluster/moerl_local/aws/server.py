@@ -17,6 +17,7 @@ from .faults import parse_fault
 from .moto_proxy import SERVICES as MOTOS
 from .moto_proxy import MotoProxy
 from .wire.render import Answer
+from .world import REGION
 
 log = logging.getLogger("moerl_local.aws")
 _SCOPE = re.compile(r"Credential=([^/,\s]+)/(\d{8})/([^,\s]+)/aws4_request")
@@ -72,15 +73,12 @@ class Server:
 
     async def _aws(self, request: web.Request) -> web.StreamResponse:
         started = time.monotonic()
-        presented = request.headers.get("Authorization") or (
-            "Credential=" + request.query.get("X-Amz-Credential", "") if "X-Amz-Credential" in request.query else ""
-        )
-        found = _SCOPE.search(presented)
+        found = _SCOPE.search(_signature(request))
         if found is None:
             return _plain(403, "MissingAuthenticationToken", "Missing Authentication Token")
         access_key, _, scope = found.groups()
         *regions, service_name = scope.split("/")
-        region = regions[0] if regions else "us-east-1"
+        region = regions[0] if regions else REGION
         if service_name in MOTOS:
             return await self._moto(request, service_name, access_key, started)
         if service_name not in OURS:
@@ -200,6 +198,18 @@ class Server:
         if self._joiner is not None:
             await self._joiner.settle()
         return web.json_response({"status": "ok"})
+
+
+def _signature(request: web.Request) -> str:
+    """Where the request's credential stands: the header, or a signed link of either generation."""
+    header = request.headers.get("Authorization", "")
+    if header:
+        return header
+    if "X-Amz-Credential" in request.query:
+        return f"Credential={request.query['X-Amz-Credential']}"
+    if "AWSAccessKeyId" in request.query:  # version 2, which boto3 still writes into links, is S3's alone
+        return f"Credential={request.query['AWSAccessKeyId']}/00000000/{REGION}/s3/aws4_request"
+    return ""
 
 
 async def _document(request: web.Request) -> dict[str, Any]:
