@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import datetime
+import signal
 import ssl
+import threading
 from collections.abc import Awaitable, Callable, Collection
 from typing import Any
 
@@ -102,19 +104,29 @@ async def watch(
 ) -> None:
     """Watch until `stop` is set or a watch breaks for good, which raises.
 
-    kopf takes the signal handlers of the loop for itself and ends on SIGTERM: that is passed on as `stop`.
+    kopf takes the loop's signal handlers for itself; they are taken back, so that SIGTERM is ours to handle. At its
+    end kopf cancels every task of the loop that it was not told to ignore, the workers' half-done rounds included:
+    it is told to ignore all, and what it leaves behind ends with the loop.
     """
-    await kopf.operator(
+    tasks = await kopf.spawn_tasks(
         registry=registry(intake, login, ages),
         settings=settings(),
         standalone=True,
         clusterwide=not namespaces,
         namespaces=list(namespaces),
         stop_flag=stop,
-        # Else kopf looks for the account's name, and the container's account has none.
-        identity="moerl-operator",  # type: ignore[arg-type]  # a NewType of str that kopf does not export
     )
-    stop.set()
+    if threading.current_thread() is threading.main_thread():
+        for each in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(each, stop.set)
+    await kopf.run_tasks(tasks, ignored=_EveryTask())
+
+
+class _EveryTask(frozenset[Any]):
+    """A set that every task is in."""
+
+    def __contains__(self, task: object) -> bool:
+        return True
 
 
 def _taker(intake: Intake, kind: Kind) -> Callable[..., Awaitable[None]]:

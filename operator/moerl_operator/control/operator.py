@@ -116,11 +116,7 @@ class Operator:
             await self._serve(watch, stop)
 
     async def _serve(self, watch: Callable[[asyncio.Event], asyncio.Task[None]], stop: asyncio.Event) -> None:
-        """From the start of the watches to the end of the process.
-
-        All tasks are made before the watches are started: when kopf ends it cancels whatever task is younger than
-        itself, and workers must be able to finish the round they are in.
-        """
+        """From the start of the watches to the end of the process."""
         tasks = [asyncio.create_task(self._work(), name=f"worker-{n}") for n in range(self._settings.workers)]
         tasks.append(asyncio.create_task(self._resync(), name="resync"))
         tasks.append(asyncio.create_task(self._lead(), name="lease"))
