@@ -15,30 +15,31 @@ from support.helm import CHART, render
 Rules = list[dict[str, Any]]
 
 # Reviewed by hand: (group, resource) -> verbs, in a namespace whose jobs are run.
-EVERYTHING = "create delete get list patch watch"
+WORKLOAD = "create delete get list patch watch"
+SUPPORT = "create get list patch watch"  # goes with the job, by its owner reference
 NAMESPACE_RIGHTS = {
     ("moerl.dev", "moerljobs"): "delete get list patch watch",
     ("moerl.dev", "moerljobs/status"): "patch",
-    ("moerl.dev", "moerljobs/finalizers"): "update",
-    ("", "pods"): "delete get list watch",
-    ("", "services"): EVERYTHING,
-    ("", "configmaps"): EVERYTHING,
-    ("", "serviceaccounts"): EVERYTHING,
-    ("", "secrets"): "create delete get patch",  # never listed: the operator knows its Secrets by name
-    ("batch", "jobs"): EVERYTHING,
-    ("apps", "deployments"): EVERYTHING,
-    ("apps", "statefulsets"): EVERYTHING,
-    ("networking.k8s.io", "networkpolicies"): EVERYTHING,
-    ("policy", "poddisruptionbudgets"): EVERYTHING,
-    ("rbac.authorization.k8s.io", "roles"): EVERYTHING,
-    ("rbac.authorization.k8s.io", "rolebindings"): EVERYTHING,
-    ("events.k8s.io", "events"): "create patch",
+    ("moerl.dev", "moerljobs/finalizers"): "update",  # owner references that block deletion
+    ("", "pods"): "list watch",
+    ("", "services"): SUPPORT,
+    ("", "configmaps"): SUPPORT,
+    ("", "serviceaccounts"): "create get list watch",
+    ("", "secrets"): "create get",  # never listed: the operator knows its Secrets by name
+    ("batch", "jobs"): WORKLOAD,
+    ("apps", "deployments"): WORKLOAD,
+    ("apps", "statefulsets"): WORKLOAD,
+    ("networking.k8s.io", "networkpolicies"): SUPPORT,
+    ("policy", "poddisruptionbudgets"): SUPPORT,
+    ("rbac.authorization.k8s.io", "roles"): SUPPORT,
+    ("rbac.authorization.k8s.io", "rolebindings"): SUPPORT,
+    ("events.k8s.io", "events"): "create",
 }
 CLUSTER_RIGHTS = {
     ("", "nodes"): "get list watch",
     ("moerl.dev", "moerlnodeclasses"): "get list watch",
 }
-LEADER_RIGHTS = {("coordination.k8s.io", "leases"): "create get patch update"}
+LEADER_RIGHTS = {("coordination.k8s.io", "leases"): "create get patch"}
 
 
 def table(rules: Rules) -> dict[tuple[str, str], str]:

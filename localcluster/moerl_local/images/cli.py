@@ -13,6 +13,7 @@ from moerl_local.cluster.errors import ClusterError
 from moerl_local.cluster.handle import DEFAULT_NAME, Cluster
 from moerl_local.images import base as base_image
 from moerl_local.images import build as building
+from moerl_local.images import check as checking
 from moerl_local.images import load as loading
 from moerl_local.images.base import Image
 from moerl_local.images.errors import ImageError
@@ -48,6 +49,14 @@ def base_command() -> None:
 def build_command(name: str, base_image: str | None) -> None:
     """Build an image from its Dockerfile, with a private Docker Engine or with that of DOCKER_HOST."""
     _report(building.ensure(name, base=base_image, say=click.echo))
+
+
+@image.command("test")
+@click.argument("tests", nargs=-1)
+@_one_line
+def test_command(tests: tuple[str, ...]) -> None:
+    """Run the data plane's tests (or TESTS, paths in the checkout) inside the runtime image."""
+    checking.run("runtime", tests or checking.TESTS, say=click.echo)
 
 
 @image.command("load")

@@ -33,14 +33,17 @@ class Engine:
     host: str
 
     def run(self, *words: str, quiet: bool = True) -> str:
-        """Runs the docker client; its output. Raises ImageError with the engine's own words."""
+        """Runs the docker client; its output, or to the terminal where not `quiet`.
+
+        Raises ImageError with the engine's own words.
+        """
         # BuildKit needs a plugin that Debian does not ship; the classic builder is in every engine.
         environment = {**os.environ, "DOCKER_HOST": self.host, "DOCKER_BUILDKIT": "0", "PATH": _SBIN}
         done = subprocess.run(
             ["docker", *words],
             env=environment,
             stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
+            stdout=subprocess.PIPE if quiet else None,
             stderr=subprocess.STDOUT if quiet else None,
             text=True,
             check=False,
@@ -48,7 +51,7 @@ class Engine:
         if done.returncode != 0:
             lines = [line for line in (done.stdout or "").splitlines() if line.strip()]
             raise ImageError(f"docker {words[0]} failed: {' | '.join(lines[-5:]) or done.returncode}")
-        return done.stdout
+        return done.stdout or ""
 
 
 @contextmanager

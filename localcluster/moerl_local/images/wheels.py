@@ -65,8 +65,8 @@ def wheelhouse(lock: Path, say: Callable[[str], None]) -> Path:
         say(f"wheels of {lock.name}: downloading")
         with tempfile.TemporaryDirectory(prefix=".wheels-", dir=folder.parent) as work:
             # `wheel`, not `download`: s3torchconnector comes as sources only, and is built here once they are checked.
-            _pip("wheel", "--no-deps", "--wheel-dir", work, "--require-hashes", "--requirement", str(lock))
-            _pip("wheel", "--no-deps", "--wheel-dir", work, UV)
+            pip("wheel", "--no-deps", "--wheel-dir", work, "--require-hashes", "--requirement", str(lock))
+            pip("wheel", "--no-deps", "--wheel-dir", work, UV)
             folder.mkdir()
             for wheel in Path(work).iterdir():
                 wheel.rename(folder / wheel.name)
@@ -83,11 +83,12 @@ def own_wheel(folder: Path) -> Path:
             elif source.exists():
                 target.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy2(source, target)
-        _pip("wheel", "--no-deps", "--wheel-dir", str(folder), work)
+        pip("wheel", "--no-deps", "--wheel-dir", str(folder), work)
     return next(folder.glob("moerl-*.whl"))
 
 
-def _pip(*words: str) -> None:
+def pip(*words: str) -> None:
+    """Runs pip with this machine's settings. Raises ImageError with its last line."""
     command = [str(_pip_python()), "-m", "pip", "--disable-pip-version-check", "--quiet", *words]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:
