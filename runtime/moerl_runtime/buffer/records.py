@@ -112,9 +112,7 @@ def encode(group: SampleGroup) -> bytes:
     for sample in group.samples:
         length = len(sample.output_ids)
         if not len(sample.logprobs) == len(sample.versions) == len(sample.mask) == length:
-            raise RecordError(
-                f"group {group.uid} sample {sample.index}: ids, logprobs, versions and mask differ in length"
-            )
+            raise RecordError(f"group {group.uid}, sample {sample.index}: its arrays differ in length")
         rows.append([sample.index, length, sample.reward, int(sample.usable), sample.scores])
         parts += [_raw(sample.output_ids), _raw(sample.logprobs), _raw(sample.versions), _raw(sample.mask)]
     header = {
@@ -164,10 +162,10 @@ def decode(payload: bytes) -> SampleGroup:
 
 def _sample(reader: _Reader, row: list[object]) -> Sample:
     index, length, reward, usable, scores = row
-    assert isinstance(index, int)
-    assert isinstance(length, int)
-    assert isinstance(reward, int | float)
-    assert isinstance(scores, dict)
+    if not (isinstance(index, int) and isinstance(length, int) and isinstance(scores, dict)):
+        raise RecordError(f"sample record has no valid header: {row!r:.200}")
+    if not isinstance(reward, int | float):
+        raise RecordError(f"sample record has no valid reward: {reward!r:.200}")
     return Sample(
         index=index,
         output_ids=reader.ints("i", length),
