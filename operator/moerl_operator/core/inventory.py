@@ -29,7 +29,8 @@ def known_groups(view: View, part: Part) -> list[Numbered]:
             tags = {names.TAG_OWNER: groups.owner_tag(view), names.TAG_REVISION: view.nodes_revision(part)}
             found.append(Numbered(split[1], NodeGroupObservation(
                 name=str(line["name"]), status=str(line.get("status", "")), tags=tags,
-                desired=int(line.get("desired") or 0), zone=str(line.get("zone") or ""),
+                desired=int(line.get("desired") or 0), in_service=int(line.get("ready") or 0),
+                zone=str(line.get("zone") or ""),
                 instance_types=tuple(filter(None, [line.get("instanceType")])),
             )))
     return sorted(found, key=lambda n: n.number)
@@ -49,8 +50,10 @@ def row(view: View, part: Part, group: NodeGroupObservation) -> Obj:
     out: Obj = {"name": group.name, "role": part.role, "status": group.status, "desired": group.desired, "ready": ready}
     nodes = view.nodes_of_group(part, group.name)
     kinds = sorted({labels_of(n).get("node.kubernetes.io/instance-type", "") for n in nodes} - {""})
-    if kinds or group.instance_types:
-        out["instanceType"] = (kinds or list(group.instance_types))[0]
+    if len(group.instance_types) == 1 or not kinds:
+        kinds = list(group.instance_types)
+    if kinds:
+        out["instanceType"] = kinds[0]
     if group.zone:
         out["zone"] = group.zone
     found = capacity.trouble(group) if group.desired or group.status != "ACTIVE" else None
