@@ -120,6 +120,9 @@ class Eks:
         if template is None:
             request.setdefault("instanceTypes", ["t3.medium"])
             request.setdefault("diskSize", 20)
+        if data is not None and self._faults.denies("ec2", "RunInstances"):
+            text = "You are not authorized to launch instances with this launch template."
+            raise AwsError("InvalidRequestException", text)
         check_create(request, data)
         check_scaling(request["scalingConfig"], nodes_quota=self._faults.quota("nodes", NODES_PER_GROUP))
         most = self._faults.quota("nodegroups", NODEGROUPS_PER_CLUSTER)

@@ -119,6 +119,10 @@ class Faults:
         """Whether a fault of a kind is in force, without counting it down."""
         return any(fault.kind == kind and fault.fits(**facts) for fault in self._faults)
 
+    def denies(self, service: str, action: str) -> bool:
+        """Whether exactly this action is denied: EKS tries some on the caller's behalf."""
+        return any((f.kind, f.service, f.action) == ("access-denied", service, action) for f in self._faults)
+
     def quota(self, name: str, default: int) -> int:
         """A quota's value: the injected one, else AWS's default."""
         return next((f.value for f in self._faults if f.kind == "quota" and f.name == name), default)

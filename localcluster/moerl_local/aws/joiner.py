@@ -192,18 +192,22 @@ class Joiner:
         if entry is None:
             return  # it comes back with the next pass
         have = entry["metadata"].get("labels", {})
-        gone = {key: have[key] for key in world.local_labels if key not in wanted and key in have}
+        ours = set(world.local_labels)
+        gone = {key: have[key] for key in ours - set(wanted) if key in have}
         changed = {key: value for key, value in wanted.items() if have.get(key) != value}
-        replaced = {key: have[key] for key in changed if key in world.local_labels and key in have}
+        # A label that was there before us with the same value is not ours to take off.
+        kept = sorted((ours & set(wanted)) | set(changed))
         if gone or changed:
+            replaced = {key: have[key] for key in changed if key in ours and key in have}
             labels: dict[str, str | None] = {**changed, **dict.fromkeys(gone)}
             # Written down first: after a crash in between, the keys are known and taken off.
-            world.local_labels = sorted({*world.local_labels, *wanted})
+            world.local_labels = sorted(ours | set(kept))
             self._account.save()
             await self._api.patch(Kinds.NODE, None, self._local_node, {"metadata": {"labels": labels}})
             await self._end_pods_of(gone | replaced)
-        world.local_labels = sorted(wanted)
-        self._account.save()
+        if world.local_labels != kept:
+            world.local_labels = kept
+            self._account.save()
 
     async def _end_pods_of(self, labels: dict[str, str]) -> None:
         """The pods that chose the real node by a label that it has lost: on AWS their instance would be gone."""

@@ -67,6 +67,13 @@ def test_a_fault_can_be_narrowed_to_one_action(emulator: Emulator) -> None:
     emulator.create_group("g")
 
 
+def test_a_caller_who_may_not_run_instances_gets_no_group_from_a_template(emulator: Emulator) -> None:
+    emulator.client("ec2").create_launch_template(LaunchTemplateName="tpl", LaunchTemplateData={"EbsOptimized": True})
+    emulator.fault("access-denied", service="ec2", action="RunInstances")
+    with pytest.raises(ClientError, match="You are not authorized to launch instances with this launch template"):
+        emulator.create_group("g", launchTemplate={"name": "tpl"})
+
+
 def test_a_patient_client_gets_through_throttling(emulator: Emulator) -> None:
     emulator.fault("throttle", service="eks", times=2)
     call(emulator, "eks", retries=3)
