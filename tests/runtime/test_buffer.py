@@ -336,3 +336,17 @@ async def test_many_workers_at_once_never_share_a_group(redis: RedisServer, buff
     assert results.count(CommitResult.DUPLICATE) == 4 * BATCH
     await asyncio.gather(*(one.close() for one in workers))
     await sound(buffer)
+
+
+async def test_leases_of_a_lost_buffer_do_not_fit_the_next(buffer: Buffer) -> None:
+    await buffer.begin(1, 0)
+    (old,) = await lease(buffer)
+    await buffer.redis.flushall()
+    await buffer.redis.hset("moerl:meta", "incarnation", old.incarnation + 1)  # as if a second had passed
+    await buffer.begin(2, 0)
+    (new,) = await lease(buffer, worker="v")
+    assert (new.uid, new.epoch) == (old.uid, old.epoch)
+    assert await buffer.commit(old, group(old, 0)) is CommitResult.FENCED
+    assert await buffer.renew([old, new], ttl_seconds=9) == [False, True]
+    assert await buffer.commit(new, group(new, 0)) is CommitResult.ADMITTED
+    await sound(buffer)

@@ -362,6 +362,7 @@ def _record(lease: Lease, version: int, usable: int) -> SampleGroup:
     return SampleGroup(
         uid=lease.uid,
         epoch=lease.epoch,
+        incarnation=lease.incarnation,
         worker="w",
         prompt_index=lease.prompt_index,
         prompt_ids=token_ids([1]),

@@ -229,6 +229,7 @@ async def test_a_killed_driver_s_groups_are_made_by_another_and_its_commits_are_
             late = SampleGroup(
                 uid=lease.uid,
                 epoch=lease.epoch,
+                incarnation=lease.incarnation,
                 worker="zombie",
                 prompt_index=lease.prompt_index,
                 prompt_ids=group.prompt_ids,
@@ -380,3 +381,39 @@ async def test_a_restarted_trainer_is_followed(buffer: Buffer, tmp_path: Path) -
         assert not {g.uid for g in again} & {g.uid for g in (*first, *second)}
         await until(lambda: w.engine.version == version)
         assert (await buffer.audit()).problems == ()
+
+
+async def test_a_lost_buffer_is_refilled_by_the_next_attempt(buffer: Buffer, tmp_path: Path) -> None:
+    async with world(buffer, tmp_path) as w:
+        await w.begin()
+        await w.publish()
+        version = await w.publish()
+        await w.start()
+        await w.take(1, version=version)
+        await buffer.redis.flushall()
+        await buffer.redis.hset("moerl:meta", "incarnation", 2)
+        await w.begin(attempt=2)
+        version = await w.publish()
+        assert version == 1, "the highest version was lost with the buffer"
+        groups = await w.take(1, version=version, attempt=2)
+        assert {g.oldest_version for g in groups} == {1}, "the driver did not stay on version 2 of the old attempt"
+        assert (await buffer.audit()).problems == ()
+
+
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [({"versions": [0] * 4}, "version 0 where"), ({"logprobs": [-1.0] * 3}, "differ in length")],
+)
+async def test_an_answer_that_must_not_be_trained_on_is_refused(
+    buffer: Buffer, tmp_path: Path, bad: dict[str, list[float]], message: str
+) -> None:
+    async with world(buffer, tmp_path) as w:
+        w.engine.bend = bad
+        await w.begin()
+        w.publisher = Publisher(buffer, attempt=1, keep=2, highest_seen=4)
+        await w.publish()
+        await w.start()
+        _, task = w.running.pop("w")
+        with pytest.raises(EngineRefused, match=message):
+            await asyncio.wait_for(task, 10)
+        assert (await buffer.ledger()).ready == 0

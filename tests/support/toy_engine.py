@@ -1,7 +1,7 @@
 """A real server of the engine protocol with a toy policy: exact, deterministic and without torch.
 
-The toy "weights" are one number in the folder's config.json; its policy answers the prompt's letters reversed when the
-version is at least `good_from`, else it repeats the first letter. It enforces the protocol: not ready before a load, 503
+The toy "weights" are one number in the folder's config.json. Its policy answers the letters reversed from version
+`good_from` on, before that it repeats the first letter. It keeps the protocol: not ready before a load, 503
 below min_version, versions reported per token.
 """
 
@@ -11,8 +11,11 @@ import asyncio
 import json
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
 from aiohttp import web
+from pydantic import BaseModel
+
 from moerl_runtime.rollout import protocol
 from moerl_runtime.rollout.protocol import (
     Ack,
@@ -25,11 +28,11 @@ from moerl_runtime.rollout.protocol import (
     Sequence,
     VersionReport,
 )
-from pydantic import BaseModel
 
 
 class ToyEngine:
-    """State that tests look at and turn: `delay` seconds a request, `refuse` with a code, `fail_loads`."""
+    """State that tests look at and turn: `delay` seconds a request, `refuse` with a code,
+    `fail_loads` times, `bend` fields of the answers."""
 
     def __init__(self, *, good_from: int = 0) -> None:
         self.version: int | None = None
@@ -40,6 +43,7 @@ class ToyEngine:
         self.refuse: ErrorCode | None = None
         self.good_from = good_from
         self.requests = 0
+        self.bend: dict[str, Any] = {}
         self._abort = asyncio.Event()
 
     def app(self) -> web.Application:
@@ -81,14 +85,15 @@ class ToyEngine:
         assert self.version is not None
         letters = prompt[1:-1]
         output = letters[::-1] if self.version >= self.good_from else letters[:1] * len(letters)
-        return Sequence(
-            output_ids=output,
-            logprobs=[-0.5] * len(output),
-            versions=[self.version] * len(output),
-            version_start=self.version,
-            version_end=self.version,
-            finish_reason="abort" if reason == "abort" else "length",
-        )
+        fields: dict[str, Any] = {
+            "output_ids": output,
+            "logprobs": [-0.5] * len(output),
+            "versions": [self.version] * len(output),
+            "version_start": self.version,
+            "version_end": self.version,
+            "finish_reason": reason,
+        }
+        return Sequence.model_validate(fields | self.bend)
 
     async def _aborted(self, _: web.Request) -> web.Response:
         self._abort.set()

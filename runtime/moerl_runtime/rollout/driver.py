@@ -78,7 +78,7 @@ class Driver:
         self._metrics = metrics
         self._weights_dir = weights_dir
         self._lease_seconds = lease_seconds
-        self._version: int | None = None
+        self._loaded: tuple[int, int] | None = None  # (attempt, version)
         self._held = HeldLeases(buffer, ttl_seconds=lease_seconds)
         self._scoring: set[asyncio.Task[None]] = set()
         self._state = "the engine has not answered yet"
@@ -87,7 +87,7 @@ class Driver:
 
     def not_ready(self) -> str:
         """Why this replica is not admitted; empty when it serves a version."""
-        return self._state if self._version is None else ""
+        return self._state if self._loaded is None else ""
 
     async def run(self) -> None:
         """Work until cancelled. EngineRefused if the engine refuses everything that it is asked for."""
@@ -150,12 +150,15 @@ class Driver:
     # ---- policy versions
 
     async def _on_head(self) -> bool:
-        """Bring the engine to HEAD; False while nothing is published."""
+        """Bring the engine to HEAD; False while nothing is published.
+
+        A newer attempt's HEAD is newer whatever its number: a buffer that was lost may have lost the highest version.
+        """
         head = await self._buffer.head()
         if head is None:
             self._state = "no policy version is published yet"
             return False
-        if self._version is not None and self._version >= head.version:
+        if self._loaded is not None and self._loaded >= (head.attempt, head.version):
             return True
         self._state = f"loading version {head.version}"
         start = time.monotonic()
@@ -170,27 +173,27 @@ class Driver:
             raise
         self._metrics.load_seconds.observe(time.monotonic() - pulled)
         self._metrics.loads.labels("loaded").inc()
-        self._version = head.version
+        self._loaded = head.attempt, head.version
         self._metrics.version.set(head.version)
         return True
 
     def _unload(self, why: str) -> None:
         """The engine serves nothing that we know of: HEAD must be loaded before the next lease."""
-        self._version, self._state = None, why
+        self._loaded, self._state = None, why
         self._metrics.version.set(-1)
         self._metrics.refused.inc()
 
     # ---- units
 
     async def _lease(self) -> list[Lease]:
-        assert self._version is not None
+        assert self._loaded is not None
         batch, staleness = self._algorithm.prompts_per_iteration, self._algorithm.max_staleness_versions
         await self._buffer.issue(self._unit, batch=batch, max_staleness=staleness)
         answer = await self._buffer.lease(
             self._worker,
             self._unit,
             ttl_seconds=self._lease_seconds,
-            version=self._version,
+            version=self._loaded[1],
             batch=batch,
             max_staleness=staleness,
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from pathlib import Path
 from typing import TypeVar
 
@@ -56,15 +57,12 @@ class EngineClient:
         return _parsed(VersionReport, await self._call("POST", protocol.LOAD_WEIGHTS, request, seconds=LOAD_SECONDS))
 
     async def generate(self, request: GenerateRequest) -> GenerateResponse:
-        """Generate; checks that the answer has the shape that was asked for."""
+        """Generate; EngineRefused also when the answer is not what was asked for."""
         answer = await self._call("POST", protocol.GENERATE, request, seconds=GENERATE_SECONDS)
         response = _parsed(GenerateResponse, answer)
-        wanted = len(request.input_ids) * request.n
-        if len(response.sequences) != wanted:
-            raise EngineRefused(f"the engine answered {len(response.sequences)} sequences, {wanted} were asked for")
-        for sequence in response.sequences:
-            if not len(sequence.output_ids) == len(sequence.logprobs) == len(sequence.versions):
-                raise EngineRefused("the engine answered a sequence whose ids, logprobs and versions differ in length")
+        fault = _fault(request, response)
+        if fault:
+            raise EngineRefused(f"the engine's answer cannot be used: {fault}")
         return response
 
     async def abort(self) -> None:
@@ -88,6 +86,21 @@ class EngineClient:
         if status == 200:
             return content
         raise _refusal(path, status, content)
+
+
+def _fault(request: GenerateRequest, response: GenerateResponse) -> str:
+    """Why an answer must not be trained on; empty when it may."""
+    wanted = len(request.input_ids) * request.n
+    if len(response.sequences) != wanted:
+        return f"{len(response.sequences)} sequences where {wanted} were asked for"
+    for sequence in response.sequences:
+        if not len(sequence.output_ids) == len(sequence.logprobs) == len(sequence.versions):
+            return "a sequence whose ids, log-probabilities and versions differ in length"
+        if not math.isfinite(sum(sequence.logprobs)):
+            return "a log-probability that is no finite number"
+        if sequence.versions and min(sequence.versions) < (request.min_version or 0):
+            return f"tokens of version {min(sequence.versions)} where {request.min_version} was the oldest admitted"
+    return ""
 
 
 def _refusal(path: str, status: int, content: bytes) -> RuntimeError:

@@ -3,7 +3,7 @@
 -- and requeues the later ones (their training is lost with the old attempt).
 local attempt, current = tonumber(ARGV[1]), num(META, 'attempt')
 if attempt < current then return {'fenced', current} end
-redis.call('HSETNX', META, 'incarnation', 1)
+incarnation()
 redis.call('HSET', META, 'attempt', attempt, 'settled', ARGV[2], 'want', 0, 'finished', 0)
 local steps = redis.call('ZRANGE', STEPS, 0, -1)
 return {'ok', num(META, 'cursor'), unpack(steps)}

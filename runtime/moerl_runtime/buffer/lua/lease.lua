@@ -23,5 +23,4 @@ redis.call('HSET', group_key(uid), 'worker', worker)
 redis.call('ZADD', LEASES, now + ttl, uid)
 count('lease:active', 1)
 count('lease:granted', 1)
-redis.call('HSETNX', META, 'incarnation', 1)
-return {'ok', tonumber(uid), num(META, 'incarnation'), epoch, num(group_key(uid), 'index'), least}
+return {'ok', tonumber(uid), incarnation(), epoch, num(group_key(uid), 'index'), least}

@@ -12,6 +12,17 @@ local function taken_key(step) return base .. ':taken:' .. step end
 local function num(key, field) return tonumber(redis.call('HGET', key, field) or 0) end
 local function count(field, n) redis.call('HINCRBY', LEDGER, field, n) end
 
+-- The time of this buffer's first use: a buffer that was lost and came back empty numbers its groups anew, and the
+-- leases of the old one must not fit.
+local function incarnation()
+  local known = num(META, 'incarnation')
+  if known == 0 then
+    known = tonumber(redis.call('TIME')[1])
+    redis.call('HSET', META, 'incarnation', known)
+  end
+  return known
+end
+
 local function now_ms()
   local t = redis.call('TIME')
   return t[1] * 1000 + math.floor(t[2] / 1000)
@@ -43,8 +54,8 @@ local function is_closed(uid)
 end
 
 -- 'ok' if (incarnation, epoch) still owns the lease, else why not.
-local function lease_status(uid, incarnation, epoch)
-  if tonumber(incarnation) ~= num(META, 'incarnation') then return 'fenced' end
+local function lease_status(uid, born, epoch)
+  if tonumber(born) ~= incarnation() then return 'fenced' end
   local record = redis.call('HMGET', group_key(uid), 'state', 'epoch')
   if not record[1] then return is_closed(uid) and 'closed' or 'fenced' end
   if record[2] ~= epoch then return 'fenced' end
