@@ -350,3 +350,15 @@ async def test_leases_of_a_lost_buffer_do_not_fit_the_next(buffer: Buffer) -> No
     assert await buffer.renew([old, new], ttl_seconds=9) == [False, True]
     assert await buffer.commit(new, group(new, 0)) is CommitResult.ADMITTED
     await sound(buffer)
+
+
+async def test_a_checkpoint_older_than_the_settled_step_trains_on_new_groups(buffer: Buffer) -> None:
+    await buffer.begin(1, 0)
+    await fill(buffer, BATCH)
+    assert await take(buffer, 1) == [1, 2, 3, 4]
+    assert await buffer.settle(1, 1) == BATCH
+    await buffer.begin(2, 0)
+    assert await take(buffer, 1, attempt=2) is None
+    await fill(buffer, BATCH)
+    assert await take(buffer, 1, attempt=2) == [5, 6, 7, 8]
+    await sound(buffer)
