@@ -115,6 +115,8 @@ async def watch(
         clusterwide=not namespaces,
         namespaces=list(namespaces),
         stop_flag=stop,
+        # Else kopf looks for the account's name, and the container's account has none.
+        identity="moerl-operator",  # type: ignore[arg-type]  # a NewType of str that kopf does not export
     )
     if threading.current_thread() is threading.main_thread():
         for each in (signal.SIGTERM, signal.SIGINT):
