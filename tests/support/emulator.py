@@ -155,7 +155,7 @@ def running_emulator(*, state_dir: Path | None = None, time_scale: float | None 
         account = Account(
             Settings(cluster_name=CLUSTER, state_dir=state_dir, manual_clock=manual, time_scale=time_scale or 1.0)
         )
-        moto = MotoProxy()
+        moto = MotoProxy(state_dir / "s3" if state_dir else None)
         server = Server(account, moto)
         account.on_change = server.changed
         runner, port = await serve(server, bind="127.0.0.1", port=0)

@@ -2,7 +2,8 @@
 
 Ends on SIGTERM or SIGINT within seconds. With --state-dir a restart (also after a crash) goes on where it was: node
 groups, instances, templates and faults are in one JSON file there, emulated time stands still in between, and nodes in
-the cluster are matched with instances again by name and providerID. What moto holds (S3, SQS) is in memory only.
+the cluster are matched with instances again by name and providerID. Buckets are copied there within a second or two of
+a write. Queues (SQS, EventBridge) are in memory only.
 """
 
 from __future__ import annotations
@@ -77,7 +78,8 @@ async def _run(arguments: argparse.Namespace) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    account, moto = _account(arguments), MotoProxy()
+    account = _account(arguments)
+    moto = MotoProxy(arguments.state_dir / "s3" if arguments.state_dir else None)
     async with contextlib.AsyncExitStack() as stack:
         joiner = None
         if arguments.kubeconfig is not None:

@@ -123,3 +123,35 @@ def test_a_broken_state_file_is_named(tmp_path: Path, capsys: pytest.CaptureFixt
     assert main(["--port", "0", "--state-dir", str(tmp_path)]) == 1
     assert f"{tmp_path}/aws.json is not a state of this emulator" in capsys.readouterr().err
     assert (tmp_path / "aws.json").read_text() == "{"
+
+
+def test_buckets_outlive_a_kill_and_a_stop(tmp_path: Path) -> None:
+    with program(tmp_path, "--manual-clock") as (emulator, process):
+        s3 = emulator.client("s3")
+        s3.create_bucket(Bucket="other")
+        s3.put_object(Bucket="moerl", Key="a/1 é/model.safetensors", Body=b"weights" * 1000, Metadata={"step": "7"})
+        s3.put_object(Bucket="other", Key="gone", Body=b"x")
+        deadline = time.monotonic() + 30
+        while len(list((tmp_path / "s3").glob("[0-9a-f]*"))) < 2:
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        s3.delete_object(Bucket="other", Key="gone")
+        s3.put_object(Bucket="moerl", Key="last", Body=b"just before the end")
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 0
+    with program(tmp_path, "--manual-clock") as (emulator, process):
+        s3 = emulator.client("s3")
+        found = s3.get_object(Bucket="moerl", Key="a/1 é/model.safetensors")
+        assert (found["Body"].read(), found["Metadata"]) == (b"weights" * 1000, {"step": "7"})
+        assert s3.get_object(Bucket="moerl", Key="last")["Body"].read() == b"just before the end"
+        assert "Contents" not in s3.list_objects_v2(Bucket="other")
+        process.kill()
+    with program(tmp_path, "--manual-clock") as (emulator, _):
+        listed = emulator.client("s3").list_objects_v2(Bucket="moerl")["Contents"]
+        assert [entry["Key"] for entry in listed] == ["a/1 é/model.safetensors", "last"]
+        emulator.reset()
+        emulator.client("s3").put_object(Bucket="moerl", Key="new", Body=b"n")
+        deadline = time.monotonic() + 30
+        while len(list((tmp_path / "s3").glob("[0-9a-f]*[0-9a-f]"))) != 1:
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
