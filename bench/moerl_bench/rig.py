@@ -147,6 +147,8 @@ def operator(cluster: Cluster) -> Iterator[subprocess.Popen[bytes]]:
         "MOERL_CLUSTER_NAME": "moerl-local",
         "MOERL_INSTALLATION": "bench",
         "MOERL_NAMESPACE": "moerl-system",
+        "MOERL_HTTP_HOST": "127.0.0.1",
+        "MOERL_HTTP_PORT": str(_free_ports(1)[0]),
         "AWS_ENDPOINT_URL": str(cluster.aws_endpoint),
         "AWS_ACCESS_KEY_ID": "test",
         "AWS_SECRET_ACCESS_KEY": "test",

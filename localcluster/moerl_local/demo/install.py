@@ -6,6 +6,7 @@ Dockerfile can take its place (`--operator-image`); it is what a real installati
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import subprocess
@@ -87,8 +88,18 @@ def values(machine: localise.Machine, *, image: str | None) -> dict[str, Any]:
             "extraEnv": [{"name": name, "value": value} for name, value in machine.environment.items()],
             "extraVolumes": [machine.volume],
             "extraVolumeMounts": [machine.mount],
+            # A changed operator is a new pod, though nothing else in the chart changes.
+            "podAnnotations": {"moerl.dev/checkout": _digest(manifests.CHECKOUT / "operator")},
         }
     return out
+
+
+def _digest(folder: Path) -> str:
+    """Of the Python files below `folder`."""
+    digest = hashlib.sha256()
+    for path in sorted(folder.rglob("*.py")):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:16]
 
 
 def _aws(machine: localise.Machine) -> dict[str, str]:
