@@ -81,6 +81,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--warm-seed", type=int)
+    parser.add_argument("--until", type=float, default=2.0, help="stop at this exact match")
     parser.add_argument("settings", nargs="*", help="fields of spec.algorithm")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
@@ -101,6 +102,8 @@ def main() -> None:
                 f"kl {stats.mismatch_kl:.1e} grad {stats.gradient_norm:.2f} no-signal {stats.zero_variance_groups}",
                 flush=True,
             )
+            if value >= arguments.until:
+                break
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ from moerl_runtime.tasks.task import Task
 from .evaluate import exact_match
 from .tiny import build_tiny, save_folder
 
-BAND = (0.15, 0.30)
+BAND = (0.22, 0.30)
 """Greedy exact match at which the supervised training stops."""
 _BATCH = 64
 _MAX_STEPS = 4000

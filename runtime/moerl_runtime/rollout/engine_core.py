@@ -252,9 +252,10 @@ class EngineCore:
             for pending in batch:
                 _refuse(pending, Refused(protocol.ErrorCode.FAILED, f"generation failed: {error}"))
             return
+        seconds = time.monotonic() - began
         for pending in batch:
             try:
-                self._answer(pending, version, time.monotonic() - began)
+                self._answer(pending, version, seconds)
             except Refused as refusal:
                 _refuse(pending, refusal)
 
