@@ -144,6 +144,7 @@ async def test_expired_leases_go_to_the_next_worker_and_fence_the_first(buffer: 
     assert not await buffer.release(first)
     assert not await buffer.fail(first, reason="x")
     assert await buffer.commit(second, group(second, 0)) is CommitResult.ADMITTED
+    assert await buffer.renew([first, second], ttl_seconds=9) == [False, True], "its own commit is no loss"
     assert await buffer.commit(second, group(second, 0)) is CommitResult.DUPLICATE
     assert await buffer.commit(first, group(first, 0)) is CommitResult.FENCED
     assert len(await buffer.redis.keys("moerl:payload:*")) == 1, "a fenced commit leaves no payload behind"

@@ -166,8 +166,9 @@ class BufferMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def renew(self, data: st.DataObject) -> None:
         lease, _ = data.draw(st.sampled_from(self.leases))
-        owned = self.owns(lease)
-        assert self.run(self.buffer.renew([lease], ttl_seconds=600)) == [owned]
+        owned, group = self.owns(lease), self.groups[lease.uid]
+        committed = group.epoch == lease.epoch and group.state in ("ready", "taken")
+        assert self.run(self.buffer.renew([lease], ttl_seconds=600)) == [owned or committed]
         if owned:
             self.groups[lease.uid].expired = False
 

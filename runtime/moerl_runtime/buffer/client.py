@@ -101,7 +101,7 @@ class Buffer:
 
     @reachable
     async def renew(self, leases: Sequence[Lease], *, ttl_seconds: float) -> list[bool]:
-        """Extend leases; False for those that are no longer this worker's."""
+        """Extend leases; False for those that are no longer this worker's. One that it committed meanwhile is True."""
         ttl = round(ttl_seconds * 1000)
         answers = await run(self.redis, "renew", [(*_token(lease), ttl) for lease in leases])
         return [answer == 1 for answer in answers]

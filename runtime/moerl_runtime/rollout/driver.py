@@ -173,6 +173,8 @@ class Driver:
             raise
         self._metrics.load_seconds.observe(time.monotonic() - pulled)
         self._metrics.loads.labels("loaded").inc()
+        if self._loaded is None:
+            log.info("serving from version %d of attempt %d on", head.version, head.attempt)
         self._loaded = head.attempt, head.version
         self._metrics.version.set(head.version)
         return True

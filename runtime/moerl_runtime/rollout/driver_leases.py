@@ -65,4 +65,4 @@ class HeldLeases:
                 if not still_ours and lease in self:
                     self.drop(lease)
                     self.lost += 1
-                    log.warning("lease of group %d, epoch %d went to another worker", lease.uid, lease.epoch)
+                    log.warning("lease of group %d, epoch %d is no longer ours", lease.uid, lease.epoch)
