@@ -52,11 +52,11 @@ class Calls:
         try:
             return await loop.run_in_executor(self._pool, self._call, service, operation, parameters)
         except Exception as error:
-            sorted_error = sort(error, f"{service}:{operation}")
+            sorted_error = sort(error, f"{service}:{api_name(operation)}")
             code = sorted_error.code
             raise AwsFailure(sorted_error) from None
         finally:
-            self._observer(service, operation, code, loop.time() - started)
+            self._observer(service, api_name(operation), code, loop.time() - started)
 
     def close(self) -> None:
         """Stop taking calls; those under way end by their own timeouts."""
@@ -87,3 +87,8 @@ class Calls:
                 session = boto3.Session(region_name=self._region)
                 self._clients[service] = session.client(service, config=config, endpoint_url=self._endpoint)
             return self._clients[service]
+
+
+def api_name(operation: str) -> str:
+    """AWS's own name of an operation, as its documentation, policies and CloudTrail have it."""
+    return "".join(word.capitalize() for word in operation.split("_"))

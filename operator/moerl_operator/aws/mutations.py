@@ -49,7 +49,7 @@ class Mutations:
         try:
             data = template_data(spec, cluster)
         except ValueError as error:
-            raise AwsFailure(sort(error, "ec2:create_launch_template")) from None
+            raise AwsFailure(sort(error, "ec2:CreateLaunchTemplate")) from None
         await self._exists_is_fine(
             "ec2",
             "create_launch_template",

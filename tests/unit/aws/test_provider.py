@@ -179,7 +179,7 @@ async def test_a_full_quota_is_told_apart(aws: Watched, emulator: Emulator) -> N
     emulator.fault("quota", name="nodegroups", value=0)
     error = await aws.provider.apply(UID, CreateNodeGroup(SPEC))
     assert error is not None
-    assert error.kind == "Quota"
+    assert (error.kind, error.operation) == ("Quota", "eks:CreateNodegroup")
     observation = await aws.provider.observe(UID)
     assert observation.refused == error
     assert observation.retry_at is not None
@@ -230,7 +230,7 @@ async def test_facts_of_a_type_that_does_not_exist_are_missing_and_known_ones_ar
         assert set(facts) == {"p5en.48xlarge"}
     assert facts["p5en.48xlarge"].gpus == 8
     assert facts["p5en.48xlarge"].usd_per_hour == pytest.approx(63.296)
-    assert len([call for call in aws.made if call[1] == "describe_instance_types"]) == 2
+    assert len([call for call in aws.made if call[1] == "DescribeInstanceTypes"]) == 2
 
 
 async def test_a_storm_of_observations_asks_aws_once(aws: Watched, emulator: Emulator) -> None:
