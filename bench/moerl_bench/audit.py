@@ -29,7 +29,7 @@ def read(path: Path) -> list[dict[str, Any]]:
 def writes(
     events: Iterable[dict[str, Any]], *, user: str, start: datetime, end: datetime, namespace: str | None = None
 ) -> Counter[str]:
-    """How often `user` wrote what between two times, keyed "verb resource[/subresource]".
+    """How often `user` wrote what between two times, keyed "verb resource[/subresource]"; a dry run is "dry-run …".
 
     Args:
         namespace: only requests for this namespace; None counts all.
@@ -43,7 +43,8 @@ def writes(
             continue
         if start <= datetime.fromisoformat(event["requestReceivedTimestamp"]) < end:
             sub = f"/{ref['subresource']}" if ref.get("subresource") else ""
-            counted[f"{event['verb']} {ref.get('resource', '')}{sub}"] += 1
+            verb = "dry-run" if "dryRun=" in event.get("requestURI", "") else event["verb"]
+            counted[f"{verb} {ref.get('resource', '')}{sub}"] += 1
     return counted
 
 

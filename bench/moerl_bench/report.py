@@ -63,16 +63,17 @@ def _row(name: str, values: Sequence[float]) -> str:
     return f"| {name} | {statistics.median(values):.2f} | {min(values):.2f} | {max(values):.2f} |"
 
 
-_VERBS = ("create", "patch", "update", "delete")
+_VERBS = ("create", "patch", "update", "delete", "dry-run")
 
 
 def _writes(figures: Figures) -> list[str]:
     runs = figures["race"]["runs"]
     lines = [
-        "From the audit log, leases left out; median over the runs. Events are among the creates and patches.",
+        "From the audit log, leases left out; median over the runs. Events are among the creates. Dry runs write nothing: "
+        "they ask the server's opinion of each rendered child before anything is made.",
         "",
-        "| | create | patch | update | delete | all |",
-        "|---|---|---|---|---|---|",
+        "| | create | patch | update | delete | dry run | all but dry runs |",
+        "|---|---|---|---|---|---|---|",
     ]
     for who, label in (("moerl", "MoERLJob"), ("jobset", "JobSet")):
         for phase, when in (("writesToRunning", "until running"), ("writesToDeleted", "deletion")):
@@ -81,22 +82,25 @@ def _writes(figures: Figures) -> list[str]:
                 statistics.median(one.get(verb, 0) for one in counted)
                 for verb in ("create", "patch", "update", "delete")
             ]
-            whole = statistics.median(sum(one.values()) for one in counted)
+            whole = statistics.median(sum(one.values()) - one.get("dry-run", 0) for one in counted)
             lines.append(f"| {label}, {when} | " + " | ".join(f"{cell:g}" for cell in (*cells, whole)) + " |")
     first = runs[0]["moerl"]["writesToRunning"]
-    said = ", ".join(f"{key} {number}" for key, number in first.items())
+    said = ", ".join(f"{key} {number}" for key, number in first.items() if not key.startswith("dry-run"))
     return [*lines, "", f"By resource, MoERLJob of the first run until running: {said}."]
 
 
 def _rest(figures: Figures) -> list[str]:
     idle, restart = figures["idle"], figures["restart"]
     leases = sum(number for key, number in idle["writes"].items() if "leases" in key)
-    others = sum(idle["writes"].values()) - leases
+    dry = sum(number for key, number in idle["writes"].items() if key.startswith("dry-run"))
+    others = sum(idle["writes"].values()) - leases - dry
     memory = figures["memoryMiB"]
     rows = {
         f"Writes in {idle['seconds']:.0f} s, one finished and one running job": f"{others}, and {leases} of the Lease",
         f"Operator restarted under a running job of {restart['pods']} pods: pods changed": restart["changedPods"],
-        "… writes by the new operator in its first 30 s (without Lease)": sum(restart["writes"].values()),
+        "… writes by the new operator in its first 30 s (without Lease)": sum(
+            n for key, n in restart["writes"].items() if not key.startswith("dry-run")
+        ),
         "… seconds until it leads": f"{restart['secondsToLead']:.1f}",
         "Operator's resident memory after the runs (peak), MiB": f"{memory['now']:.0f} ({memory['peak']:.0f})",
         "Cluster start, warm, s": f"{figures['warmStartSeconds']:.1f}",
