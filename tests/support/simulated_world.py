@@ -133,14 +133,14 @@ class World:
                               if g.tags[names.TAG_OWNER] == f"job/{UID}"),
             launch_templates={n: f"lt-{n}" for n in sorted(self.templates)}, refused=self.refused,
         )
-        return copy.deepcopy(w.Snapshot(
+        return w.Snapshot(
             job=self.job, now=self.now,
             installation=w.Installation("test", "moerl", "arn:aws:eks:us-east-1:111122223333:cluster/moerl"),
             node_classes=self.classes, instance_facts={} if self.aws_error else self.facts,
             pods=tuple(self.pods.values()), nodes=tuple(self.nodes.values()), aws=observed,
             dry_run_error=self.asked.get(generation), dry_run_done=self.asked.get(generation, "no") is None,
             **{key: tuple(value) for key, value in kinds.items()},
-        ))
+        )
 
     def decide(self) -> w.Plan:
         """The plan for now, without carrying it out."""

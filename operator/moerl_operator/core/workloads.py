@@ -15,7 +15,7 @@ from moerl_operator.core import groups
 from moerl_operator.core.topology import Placement, Topology
 from moerl_operator.core.view import Part, View, annotations_of
 from moerl_operator.core.world import Action, ApplyChild, CreateChild, DeleteChild, PatchChild
-from moerl_operator.manifests import gangs, servers, support
+from moerl_operator.manifests import gangs, revision, servers, support
 from moerl_operator.manifests.context import RoleContext
 
 Obj = dict[str, Any]
@@ -47,7 +47,7 @@ def support_children(view: View) -> list[Wanted]:
     snap, job = view.snap, view.job_context
     out = [
         Wanted(names.buffer_secret(job.name), "", lambda: support.secret(job), snap.secrets, True, True),
-        _of(support.config(job), snap.config_maps),
+        Wanted(names.config_map(job.name), revision.whole(view.spec), lambda: support.config(job), snap.config_maps),
         Wanted(names.report(job.name), "", lambda: support.report(job), snap.config_maps, True),
         Wanted(job.service_account, "", lambda: support.service_account(job), snap.service_accounts, True),
         _of(support.role(job), snap.roles),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from dataclasses import replace
 from datetime import timedelta
@@ -41,6 +42,20 @@ def test_everything_is_made_and_then_left_alone(running: World) -> None:
         assert made.actions == ()
         running.tick(30)
     assert running.writes == writes
+
+
+@pytest.mark.parametrize("ticks", range(9))
+def test_the_policy_is_pure(ticks: int) -> None:
+    """Equal snapshots give equal plans, and the snapshot is as it was."""
+    world = World()
+    world.run(ticks)
+    if ticks == 8:
+        world.fail_pod(world.live_pods("trainer")[0]["metadata"]["name"])
+        world.tick()
+    snapshot = world.snapshot()
+    before = copy.deepcopy(snapshot)
+    assert plan(snapshot) == plan(before)
+    assert snapshot == before
 
 
 def test_all_conditions_are_there_at_first_sight() -> None:

@@ -207,6 +207,6 @@ class Policy(RuleBasedStateMachine):
 
 TestPolicy = Policy.TestCase
 TestPolicy.settings = settings(
-    max_examples=60, stateful_step_count=40, deadline=None, derandomize=True,
+    max_examples=50, stateful_step_count=30, deadline=None, derandomize=True,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
 )
