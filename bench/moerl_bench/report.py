@@ -69,8 +69,8 @@ _VERBS = ("create", "patch", "update", "delete", "dry-run")
 def _writes(figures: Figures) -> list[str]:
     runs = figures["race"]["runs"]
     lines = [
-        "From the audit log, leases left out; median over the runs. Events are among the creates. Dry runs write nothing: "
-        "they ask the server's opinion of each rendered child before anything is made.",
+        "From the audit log, leases left out; median over the runs. Events are among the creates. Dry runs write "
+        "nothing: they ask the server's opinion of each rendered child before anything is made.",
         "",
         "| | create | patch | update | delete | dry run | all but dry runs |",
         "|---|---|---|---|---|---|---|",

@@ -28,7 +28,7 @@ from moerl_local.demo.progress import Steps
 
 RELEASE = "moerl-operator"
 NAMESPACE = "moerl-system"
-READY_SECONDS = 180
+READY_SECONDS = 300
 
 
 @contextmanager
