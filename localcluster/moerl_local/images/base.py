@@ -26,11 +26,12 @@ from moerl_local.images.errors import ImageError
 TAG = "moerl-base:local"
 SUITE = "bookworm"
 PACKAGES = ("python3", "ca-certificates", "redis-server")
+USER_ID = 65532  # as in the pods' security context
 NEEDED_MIB = 1500  # the root file system and two copies of its archive
 SECONDS = 60  # about, on two cores
 # Left out of the image: nothing reads them, and they are a third of it. Licences (copyright files) stay.
 PRUNED = ("var/cache/apt", "var/lib/apt/lists", "usr/share/locale", "usr/share/man", "usr/share/info", "var/log")
-RECIPE = 3  # raise when this file changes what the image holds
+RECIPE = 4  # raise when this file changes what the image holds
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +75,7 @@ def ensure(say: Callable[[str], None] = lambda _: None) -> Image:
             say(f"base image: debootstrap {SUITE} with {', '.join(PACKAGES)} (about {SECONDS} s)")
             _debootstrap(root, Path(work) / "log")
             _prune(root)
+            _add_user(root)
             say("base image: packing")
             _pack(root, path)
         return Image(TAG, path, time.monotonic() - began, key())
@@ -121,6 +123,13 @@ def _prune(root: Path) -> None:
             shutil.rmtree(entry) if entry.is_dir() and not entry.is_symlink() else entry.unlink()
     for name in ("etc/hostname", "etc/resolv.conf"):  # copies of this host's
         (root / name).unlink(missing_ok=True)
+
+
+def _add_user(root: Path) -> None:
+    """The account of restricted pods has a name: programs that ask who they are fail without one (kopf, torch)."""
+    with (root / "etc/passwd").open("a") as passwd, (root / "etc/group").open("a") as group:
+        passwd.write(f"moerl:x:{USER_ID}:{USER_ID}::/tmp:/usr/sbin/nologin\n")
+        group.write(f"moerl:x:{USER_ID}:\n")
 
 
 def _pack(root: Path, path: Path) -> None:

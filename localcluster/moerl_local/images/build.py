@@ -88,7 +88,8 @@ def _context(recipe: Recipe, house: Path, folder: Path) -> None:
     target.mkdir()
     for wheel in house.iterdir():
         os.link(wheel, target / wheel.name)
-    wheels.own_wheel(target)
+    (folder / "application").mkdir()
+    wheels.own_wheel(folder / "application")
 
 
 def _build(engine: engines.Engine, recipe: Recipe, context: Path, base: str) -> None:

@@ -1,7 +1,8 @@
 """A container engine for one build: `DOCKER_HOST` if it is set, else a private one that leaves nothing behind.
 
 The private dockerd and its containerd live in mount and process namespaces of their own: when their first process ends,
-however it ends, the kernel ends the rest and takes the mounts away. They touch neither iptables nor bridges.
+however it ends, the kernel ends the rest and takes the mounts away. They touch neither iptables nor bridges. Layers
+stay in the cache folder, so a second build does only what changed.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from moerl_local import paths
+from moerl_local.images.base import locked
 from moerl_local.images.errors import ImageError
 
 START_SECONDS = 60
@@ -69,6 +71,16 @@ def running() -> Iterator[Engine]:
             raise ImageError(
                 f"{program} is missing: apt-get install {package}, or set DOCKER_HOST to an engine of yours"
             )
+    with locked(cache() / ".lock"):
+        yield from _private()
+
+
+def cache() -> Path:
+    """Where the private engine keeps its layers; can be deleted at any time and only costs time."""
+    return paths.cache_dir() / "engine"
+
+
+def _private() -> Iterator[Engine]:
     paths.state_dir().mkdir(parents=True, exist_ok=True)
     folder = Path(tempfile.mkdtemp(prefix="engine-", dir=paths.state_dir()))
     try:
@@ -86,13 +98,13 @@ def running() -> Iterator[Engine]:
 def _start(folder: Path) -> subprocess.Popen[bytes]:
     config = folder / "containerd.toml"
     config.write_text(
-        f'version = 2\nroot = "{folder}/containerd"\nstate = "{folder}/run/containerd"\n'
+        f'version = 2\nroot = "{cache()}/containerd"\nstate = "{folder}/run/containerd"\n'
         f'disabled_plugins = ["io.containerd.grpc.v1.cri"]\n[grpc]\naddress = "{folder}/containerd.sock"\n'
     )
     (folder / "daemon.json").write_text("{}")
     dockerd = [
         "dockerd", f"--config-file={folder}/daemon.json", f"--host=unix://{folder}/docker.sock",
-        f"--containerd={folder}/containerd.sock", f"--data-root={folder}/data", f"--exec-root={folder}/run/docker",
+        f"--containerd={folder}/containerd.sock", f"--data-root={cache()}/data", f"--exec-root={folder}/run/docker",
         f"--pidfile={folder}/docker.pid", f"--cgroup-parent=/{CGROUP}", "--storage-driver=overlay2",
         "--bridge=none", "--iptables=false", "--ip-forward=false", "--ip-masq=false",
     ]  # fmt: skip
