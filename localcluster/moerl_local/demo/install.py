@@ -112,7 +112,7 @@ def _helm(cluster: Cluster, machine: localise.Machine, *, image: str | None) -> 
         file.flush()
         cluster.helm(
             "upgrade", "--install", RELEASE, str(manifests.CHART), "--namespace", NAMESPACE, "--create-namespace",
-            "--values", file.name,
+            "--take-ownership", "--values", file.name,
         )  # fmt: skip
 
 
