@@ -1,33 +1,36 @@
-"""The definitions in crds/, applied to the tests' cluster and established."""
+"""The definitions in crds/, applied to the tests' cluster and established, and one namespace for all cases.
+
+Made once a session: a namespace's end costs the controller manager more than a case costs the API server.
+"""
 
 from __future__ import annotations
 
+import json
+import secrets
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
-from moerl_operator.kube.api import Kinds, KubeApi
-from support.waiting import until
+from moerl_local.cluster.handle import Cluster
 
 
-@pytest.fixture
-async def definitions(kube: KubeApi, root: Path) -> list[dict[str, Any]]:
+@pytest.fixture(scope="session")
+def definitions(cluster: Cluster, root: Path) -> list[dict[str, Any]]:
     """Both definitions as the server has them, Established."""
-    for path in sorted((root / "crds").glob("*.yaml")):
-        await kube.apply(Kinds.CUSTOM_RESOURCE_DEFINITION, yaml.safe_load(path.read_text()))
-
-    async def established() -> list[dict[str, Any]] | None:
-        found = [await kube.get(Kinds.CUSTOM_RESOURCE_DEFINITION, None, f"{plural}.moerl.dev")
-                 for plural in ("moerljobs", "moerlnodeclasses")]  # fmt: skip
-        ready = [crd for crd in found if crd and _is(crd, "Established") and _is(crd, "NamesAccepted")]
-        return ready if len(ready) == len(found) else None
-
-    found: list[dict[str, Any]] = await until("the definitions are established", established)
-    return found
+    crds = [f"crd/{plural}.moerl.dev" for plural in ("moerljobs", "moerlnodeclasses")]
+    cluster.kubectl("apply", "--server-side", "--force-conflicts", "-f", str(root / "crds"))
+    for condition in ("NamesAccepted", "Established"):
+        cluster.kubectl("wait", f"--for=condition={condition}", *crds, "--timeout=60s")
+    items: list[dict[str, Any]] = json.loads(cluster.kubectl("get", *crds, "-o", "json"))["items"]
+    return items
 
 
-def _is(crd: dict[str, Any], kind: str) -> bool:
-    conditions = crd.get("status", {}).get("conditions", [])
-    return any(each["type"] == kind and each["status"] == "True" for each in conditions)
+@pytest.fixture(scope="session")
+def api_namespace(cluster: Cluster, definitions: list[dict[str, Any]]) -> Iterator[str]:
+    """A namespace for all cases, with the definitions there."""
+    name = f"api-{secrets.token_hex(4)}"
+    cluster.kubectl("create", "namespace", name)
+    yield name
+    cluster.kubectl("delete", "namespace", name, "--wait=false")
