@@ -35,6 +35,13 @@ class Bucket:
                 self._client.upload_file(str(path), bucket, f"{prefix}/{path.relative_to(folder)}")
         return total
 
+    def clear(self, uri: str) -> None:
+        """Delete everything below `uri`."""
+        bucket, prefix = _split(uri)
+        for page in self._client.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=f"{prefix}/"):
+            for item in page.get("Contents", []):
+                self._client.delete_object(Bucket=bucket, Key=item["Key"])
+
     def download(self, uri: str, folder: Path) -> int:
         """Everything below `uri` into `folder`; how many bytes that were.
 

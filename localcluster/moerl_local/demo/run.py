@@ -131,6 +131,8 @@ def _train(cluster: Cluster, job: Obj, record: Record, options: Options, console
     try:
         cluster.kubectl("apply", "-f", "-", stdin=json.dumps(_namespace()))
         delete(cluster, job)
+        for folder in ("checkpoints", "artifacts"):  # of an earlier demo: a trainer refuses another job's checkpoints
+            Bucket(_needed(cluster.aws_endpoint, "an AWS emulator")).clear(job["spec"]["storage"][folder])
         record.applied = now()
         console.print(f"      kubectl apply -f {manifest}", highlight=False, soft_wrap=True)
         cluster.kubectl("apply", "-f", str(manifest))
