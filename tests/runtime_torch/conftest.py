@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import AsyncIterator, Iterator
 
@@ -41,6 +42,7 @@ async def buffer(redis: RedisServer) -> AsyncIterator[Buffer]:
 @pytest.fixture(scope="session")
 def s3_endpoint() -> Iterator[str]:
     """Address of moto's S3 on this machine, with bucket `moerl`."""
+    logging.getLogger("werkzeug").setLevel(logging.WARNING)
     server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     server.start()
     host, port = server.get_host_and_port()

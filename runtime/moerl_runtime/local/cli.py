@@ -104,6 +104,8 @@ async def _show(run: LocalRun, layout: Layout, name: str) -> int:
 def _conclude(run: LocalRun, document: dict[str, object] | None, code: int) -> None:
     if run.failure:
         click.echo(f"moerl local: {run.failure}", err=True)
+    if run.receipt:
+        click.echo(table.receipt(run.receipt))
     final = (document or {}).get("final")
     if code == 0 and isinstance(final, dict):
         click.echo(f"final policy: {final['uri']} (version {final['version']})")

@@ -17,6 +17,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from moerl_runtime.buffer.client import Buffer
+from moerl_runtime.buffer.model import BufferFault, Ledger
 from moerl_runtime.web import INTERRUPTED
 
 from .layout import Layout, Member
@@ -45,6 +47,14 @@ class Child:
         return self.process is not None and self.process.returncode is None
 
 
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """What became of every group, asked of the buffer before it ends; `problems` are what its audit found."""
+
+    ledger: Ledger
+    problems: tuple[str, ...]
+
+
 class LocalRun:
     """One run. `run` returns the exit code: 0, the trainer's last code, or 143 after a signal."""
 
@@ -56,6 +66,7 @@ class LocalRun:
         self.attempt = first_attempt
         self.children: dict[str, Child] = {}
         self.failure = ""
+        self.receipt: Receipt | None = None
 
     async def run(self, stop: asyncio.Event) -> int:
         """Run until the trainer has succeeded or used up its attempts, the buffer ends, or `stop` is set."""
@@ -71,6 +82,7 @@ class LocalRun:
         try:
             await asyncio.wait([trainer, buffer, stopped], return_when=asyncio.FIRST_COMPLETED)
             if trainer.done():
+                await self._ask_receipt()
                 return trainer.result()
             return INTERRUPTED if stopped.done() else 1
         finally:
@@ -79,6 +91,16 @@ class LocalRun:
             for task in (*keepers, buffer, trainer, stopped):
                 task.cancel()
             await asyncio.gather(*keepers, buffer, trainer, stopped, return_exceptions=True)
+
+    async def _ask_receipt(self) -> None:
+        common = self._layout.common
+        try:
+            async with await Buffer.connect(
+                common["MOERL_BUFFER_URL"], common["MOERL_BUFFER_PASSWORD"], timeout_seconds=5
+            ) as buffer:
+                self.receipt = Receipt(ledger=await buffer.ledger(), problems=(await buffer.audit()).problems)
+        except (BufferFault, OSError) as error:
+            log.warning("no ledger: %s", error)
 
     async def _buffer(self) -> None:
         code = await self._once(self._layout.services[0])

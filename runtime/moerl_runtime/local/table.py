@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import asdict
 from typing import Any
 
 from rich.console import Group, RenderableType
@@ -11,7 +12,7 @@ from rich.text import Text
 
 from moerl_runtime.agent import progress
 
-from .supervisor import LocalRun
+from .supervisor import LocalRun, Receipt
 
 _SPARKS = "▁▂▃▄▅▆▇█"
 
@@ -59,6 +60,13 @@ def line(document: dict[str, Any] | None) -> str:
         f"version {row.get('policyVersion', '-')} reward {_number(row.get('reward'), 3)} "
         f"exact {_number(row.get('exactMatch'), 3)} {_number(row.get('samplesPerSecond'), 0)} samples/s"
     )
+
+
+def receipt(found: Receipt) -> str:
+    """The ledger as one line: every group that was issued, by what became of it."""
+    parts = [f"{name} {count}" for name, count in asdict(found.ledger).items() if name != "issued" and count]
+    audit = "; ".join(found.problems) or "audit clean"
+    return f"groups: issued {found.ledger.issued} = {' + '.join(parts) or '0'}; {audit}"
 
 
 def spark(history: list[list[float]], width: int = 72) -> str:
