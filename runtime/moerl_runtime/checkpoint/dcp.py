@@ -71,7 +71,7 @@ def _reader(uri: str) -> Any:
     if not storage.is_s3(uri):
         return FileSystemReader(storage.local_path(uri))
     reader = S3StorageReader(region=storage.region(), path=uri, s3client_config=_config())
-    reader.fs._client = _client()  # type: ignore[attr-defined]
+    reader.fs._client = _client()
     return reader
 
 
