@@ -78,6 +78,7 @@ def ensure(say: Callable[[str], None] = lambda _: None) -> Image:
             _add_user(root)
             say("base image: packing")
             _pack(root, path)
+        forget_old("base", path)
         return Image(TAG, path, time.monotonic() - began, key())
 
 
@@ -139,6 +140,13 @@ def _pack(root: Path, path: Path) -> None:
         labels={"org.opencontainers.image.title": "moerl-base", "dev.moerl.recipe": key()},
     )
     archive.write(root, path, tag=TAG, config=config)
+
+
+def forget_old(name: str, current: Path) -> None:
+    """Removes the archives of earlier recipes: the cache holds one of each image."""
+    for path in images_dir().glob(f"{name}-*.tar"):
+        if path != current:
+            path.unlink()
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from moerl_local import paths
 from moerl_local.images import base as base_image
 from moerl_local.images import engine as engines
 from moerl_local.images import load, wheels
-from moerl_local.images.base import Image, images_dir, locked
+from moerl_local.images.base import Image, forget_old, images_dir, locked
 from moerl_local.images.errors import ImageError
 
 
@@ -52,7 +52,6 @@ def ensure(name: str, *, base: str | None = None, say: Callable[[str], None] = l
     Raises ImageError where a prerequisite is missing or the build fails.
     """
     recipe = RECIPES[name]
-    base_archive = None if base else base_image.ensure(say)
     current = key(recipe, base or base_image.key())
     path = images_dir() / f"{name}-{current}.tar"
     with locked(images_dir() / f".{name}.lock"):
@@ -60,18 +59,23 @@ def ensure(name: str, *, base: str | None = None, say: Callable[[str], None] = l
             return Image(recipe.tag, path, 0.0, current)
         _require_space(recipe)
         began = time.monotonic()
-        house = wheels.wheelhouse(wheels.root() / recipe.lock, say)
-        with tempfile.TemporaryDirectory(prefix=f".{name}-", dir=paths.cache_dir()) as work:
-            _context(recipe, house, Path(work))
-            with engines.running() as engine:
-                if base_archive:
-                    engine.run("load", "--quiet", "--input", str(base_archive.path))
-                say(f"{recipe.tag}: building")
-                _build(engine, recipe, Path(work), base or base_image.TAG)
-                say(f"{recipe.tag}: saving")
-                _save(engine, recipe, path)
-        _forget_old(name, path)
+        with engines.running() as engine:
+            build_in(engine, recipe, base=base, say=say)
+            say(f"{recipe.tag}: saving")
+            _save(engine, recipe, path)
+        forget_old(name, path)
         return Image(recipe.tag, path, time.monotonic() - began, current)
+
+
+def build_in(engine: engines.Engine, recipe: Recipe, *, base: str | None = None, say: Callable[[str], None]) -> None:
+    """Builds the image in a running engine; what has not changed since the last build there is not done again."""
+    house = wheels.wheelhouse(wheels.root() / recipe.lock, say)
+    if not base:
+        engine.run("load", "--quiet", "--input", str(base_image.ensure(say).path))
+    with tempfile.TemporaryDirectory(prefix=f".{recipe.name}-", dir=paths.cache_dir()) as work:
+        _context(recipe, house, Path(work))
+        say(f"{recipe.tag}: building")
+        _build(engine, recipe, Path(work), base or base_image.TAG)
 
 
 def archive(name: str, *, say: Callable[[str], None] = lambda _: None) -> Image:
@@ -118,9 +122,3 @@ def _require_space(recipe: Recipe) -> None:
         if free < recipe.needed_mib:
             raise ImageError(f"{folder} has {free} MiB free, building {recipe.tag} needs {recipe.needed_mib}: "
                              "free some space, or set MOERL_CACHE and MOERL_STATE to another disk")  # fmt: skip
-
-
-def _forget_old(name: str, current: Path) -> None:
-    for path in images_dir().glob(f"{name}-*.tar"):
-        if path != current:
-            path.unlink()

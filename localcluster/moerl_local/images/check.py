@@ -22,20 +22,19 @@ TESTS = ("tests/runtime", "tests/runtime_torch", "tests/unit/runtime_torch")
 
 def run(name: str, tests: Sequence[str] = TESTS, *, say: Callable[[str], None]) -> None:
     """Runs `tests` in image `name`, output to the terminal. Raises ImageError where one fails."""
-    made = build.ensure(name, say=say)
-    tools = test_tools(wheels.root() / build.RECIPES[name].lock, say)
+    recipe = build.RECIPES[name]
+    tools = test_tools(wheels.root() / recipe.lock, say)
     with tempfile.TemporaryDirectory(prefix="moerl-check-") as work, engine.running() as docker:
         checkout = Path(work)
         checkout.chmod(0o755)  # the image's user reads it
         shutil.copy(wheels.root() / "pyproject.toml", checkout)
         shutil.copytree(wheels.root() / "tests", checkout / "tests", ignore=shutil.ignore_patterns("__pycache__"))
-        say(f"{made.tag}: loading")
-        docker.run("load", "--quiet", "--input", str(made.path))
-        say(f"{made.tag}: {' '.join(tests)}")
+        build.build_in(docker, recipe, say=say)
+        say(f"{recipe.tag}: {' '.join(tests)}")
         docker.run(
             "run", "--rm", "--network=none", "--read-only", "--tmpfs=/tmp:rw,exec", "--init=false",
             f"--volume={checkout}:/checkout:ro", f"--volume={tools}:/tools:ro", "--workdir=/checkout",
-            "--env=PYTHONPATH=/tools", "--env=HYPOTHESIS_STORAGE_DIRECTORY=/tmp/hypothesis", made.tag,
+            "--env=PYTHONPATH=/tools", "--env=HYPOTHESIS_STORAGE_DIRECTORY=/tmp/hypothesis", recipe.tag,
             "python", "-m", "pytest", "-q", "-p", "no:cacheprovider", *tests, quiet=False,
         )  # fmt: skip
 
