@@ -9,7 +9,7 @@ from typing import Any
 
 from moerl_local.demo import figures
 from moerl_local.demo.plan import TITLES
-from moerl_local.demo.record import Obj, Record, seconds_between
+from moerl_local.demo.record import CONTROLLER, Obj, Record, seconds_between
 
 _WHAT = {
     "trainer": "GRPO on the policy, checkpoints",
@@ -187,9 +187,7 @@ def _conditions(record: Record, status: Obj) -> str:
     for condition in status.get("conditions", []):
         first = next((c for c in reversed(record.conditions) if c["type"] == condition["type"]), None)
         when = figures.clock(seconds_between(record.applied, first["time"])) if first and record.applied else ""
-        rows.append(
-            (condition["type"], _verdict(condition["status"]), condition["reason"], when, condition.get("message", ""))
-        )
+        rows.append((condition["type"], _verdict(condition), condition["reason"], when, condition.get("message", "")))
     return _table(("condition", "status", "reason", "since", "message"), rows)
 
 
@@ -220,7 +218,7 @@ def _transport(status: Obj) -> str:
     shown = {
         "requested": found.get("requested", ""),
         "effective": found.get("effective", ""),
-        "evidence": found.get("evidence", ""),
+        "evidence": found.get("evidence", "none was reported"),
     }
     verified = next((c for c in status.get("conditions", []) if c["type"] == "TransportVerified"), None)
     if verified:
@@ -232,11 +230,11 @@ def _events(record: Record) -> str:
     def when(time: str) -> str:
         return figures.clock(seconds_between(record.applied, time)) if record.applied else time
 
-    rows = [
-        (when(e["time"]), e["about"], e["reason"], e["note"])
-        for e in record.events
-        if e["by"] == "moerl-operator" or e["type"] == "Warning"
+    # A readiness probe that fails while a program starts is no news.
+    told = [
+        e for e in record.events if e["by"] == CONTROLLER or (e["type"] == "Warning" and e["reason"] != "Unhealthy")
     ]
+    rows = [(when(e["time"]), e["about"], e["reason"], e["note"]) for e in told]
     return _table(("time", "about", "reason", "message"), rows)
 
 
@@ -248,9 +246,11 @@ def _steps(record: Record) -> str:
     return _table(("step", "took", ""), rows)
 
 
-def _verdict(status: str) -> Html:
-    css = {"True": "good", "False": "wait"}.get(status, "")
-    return Html(f'<span class="pill {css}">{escape(status)}</span>')
+def _verdict(condition: Obj) -> Html:
+    """True is good news or bad, by the condition's type; False and Unknown are shown without judgement."""
+    news = "bad" if condition["type"] in ("Failed", "Degraded") else "good"
+    css = news if condition["status"] == "True" else ""
+    return Html(f'<span class="pill {css}">{escape(condition["status"])}</span>')
 
 
 class Html(str):

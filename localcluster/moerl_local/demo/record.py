@@ -16,6 +16,8 @@ from moerl_operator.api import names
 
 Obj = dict[str, Any]
 
+CONTROLLER = f"{names.GROUP}/operator"  # how the operator signs its events
+
 
 def now() -> str:
     """The time in RFC 3339, to the tenth of a second."""
@@ -96,7 +98,7 @@ class Record:
                 entry["gone"] = now()
 
     def see_events(self, events: list[Obj]) -> None:
-        """A read of the namespace's events, replacing the last one."""
+        """A read of the namespace's events, replacing the last one; those of an earlier run are left out."""
         self.events = sorted(
             (
                 {
@@ -113,6 +115,8 @@ class Record:
             ),
             key=lambda event: str(event["time"]),
         )
+        if self.applied:
+            self.events = [e for e in self.events if seconds_between(self.applied, str(e["time"])) >= -1]
 
     @property
     def reward_history(self) -> list[tuple[float, float]]:

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from moerl_local.demo.chart import curve
 from moerl_local.demo.figures import clock
-from moerl_local.demo.record import Record
+from moerl_local.demo.record import CONTROLLER, Record
 
 PLAIN_SECONDS = 10.0
 _STYLE = {"Running": "green", "Succeeded": "green", "Pending": "yellow", "Failed": "red"}
@@ -83,7 +83,7 @@ class View:
         return [title, *curve(self._record.reward_history, x_max=iterations)]
 
     def _news(self) -> list[str]:
-        return [f"{e['reason']}: {e['note']}" for e in self._record.events if e["by"] == "moerl-operator"]
+        return [f"{e['reason']}: {e['note']}" for e in self._record.events if e["by"] == CONTROLLER]
 
     def _lines(self, table: str) -> None:
         for line in self._news():
