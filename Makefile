@@ -31,6 +31,7 @@ lint-only:
 	@$(VENV)/ruff format --check .
 	@$(VENV)/mypy
 	@$(VENV)/lint-imports
+	@$(VENV)/moerl crds --check crds
 
 unit:
 	@localcluster/bootstrap.sh lint

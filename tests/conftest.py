@@ -67,7 +67,7 @@ def node_cluster(request: pytest.FixtureRequest) -> Cluster:
             pytest.fail(f"CI must run the tests with real pods, but {obstacle}")
         pytest.skip(obstacle)
     running: Cluster = request.getfixturevalue("cluster")
-    assert running.node_name, f"cluster {running.name} runs without its node: `moerl cluster down --name {running.name}`"
+    assert running.node_name, f"no real node: `moerl cluster down --name {running.name}`, then again"
     return running
 
 
