@@ -27,6 +27,8 @@ class Marker:
     dataset: dict[str, Any]
     ledger: dict[str, int] = field(default_factory=dict)
     exact_match: float | None = None
+    history: list[tuple[int, float]] = field(default_factory=list)
+    """(iteration, mean reward) of the lineage, so that a curve survives a restart."""
     schema: int = SCHEMA
 
 

@@ -16,6 +16,7 @@ import torch
 from transformers.modeling_utils import PreTrainedModel
 
 from moerl_runtime.checkpoint import storage
+from moerl_runtime.tasks import reverse
 from moerl_runtime.tasks import task as tasks
 from moerl_runtime.tasks.task import Task
 
@@ -37,7 +38,7 @@ def warm_start(
     task: Task, *, seed: int, band: tuple[float, float] = BAND, learning_rate: float = _LEARNING_RATE
 ) -> tuple[PreTrainedModel, float, int]:
     """(model, its exact match on 512 held-out prompts, supervised steps). WarmStartError if the band is never met."""
-    model = build_tiny(vocab_size=task.vocabulary_size, pad=0, bos=1, eos=3, seed=seed)
+    model = build_tiny(vocab_size=task.vocabulary_size, pad=reverse.PAD, bos=reverse.BOS, eos=reverse.EOS, seed=seed)
     optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate, betas=(0.9, 0.95), weight_decay=0.0)
     heldout = task.heldout(512)
     cursor = itertools.count()

@@ -108,9 +108,8 @@ class TrainerLoop:
             self._check_owner(found)
             uri = marker.folder(self._checkpoints, attempt=found.attempt, step=found.step)
             await self._torch(lambda: self._learner.restore(uri))
-            self._step = self._saved_step = self._telemetry.iteration = found.step
-            self._telemetry.restored_from = uri
-            self._telemetry.exact_match = found.exact_match
+            self._step = self._saved_step = found.step
+            self._telemetry.restored(found, uri)
             log.info("resumed from %s (version %d)", uri, found.version)
         begun = await self._buffer.begin(self._attempt, self._step)
         log.info(
@@ -217,6 +216,7 @@ class TrainerLoop:
             dataset=asdict(snapshot),
             ledger=asdict(ledger),
             exact_match=self._telemetry.exact_match,
+            history=self._telemetry.history,
         )
         await asyncio.to_thread(marker.write, self._checkpoints, document)
         self._saved_step = step

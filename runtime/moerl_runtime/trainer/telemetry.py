@@ -13,6 +13,8 @@ from moerl_runtime.agent import progress
 from moerl_runtime.agent.progress import Final, Phase, Progress
 
 if TYPE_CHECKING:
+    from moerl_runtime.checkpoint.marker import Marker
+
     from .update import UpdateStats
 
 log = logging.getLogger(__name__)
@@ -49,6 +51,18 @@ class Telemetry:
     _last: str | None = None
     _history: list[tuple[int, float]] = field(default_factory=list)
     _window: deque[tuple[float, int, int]] = field(default_factory=lambda: deque(maxlen=RATE_WINDOW + 1))
+
+    @property
+    def history(self) -> list[tuple[int, float]]:
+        """(iteration, mean reward), thinned to what a report may hold."""
+        return [(step, round(reward, 4)) for step, reward in progress.thinned(self._history, progress.MAX_HISTORY)]
+
+    def restored(self, found: Marker, uri: str) -> None:
+        """A checkpoint was loaded: go on with its figures."""
+        self.iteration, self.version, self.exact_match, self.restored_from = (
+            found.step, found.version, found.exact_match, uri,
+        )  # fmt: skip
+        self._history = [(int(step), float(reward)) for step, reward in found.history]
 
     def start(self) -> None:
         """The loop begins: rates count from here."""
