@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 import logging
 import os
+import signal
 import sys
 from collections.abc import Sequence
 
@@ -28,6 +29,8 @@ def main(arguments: Sequence[str]) -> int:
         print(f"usage: python -m moerl_runtime {{{','.join(ROLES)}}}", file=sys.stderr)
         return 2
     role = arguments[0]
+    # Until a role has its own handler (torch takes 15 s to import): as pid 1 a process without one ignores SIGTERM.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     logging.basicConfig(
         level=os.environ.get("MOERL_LOG_LEVEL", "INFO").upper(),
         format=f"%(asctime)s moerl {role}: %(levelname)s %(message)s",

@@ -10,14 +10,18 @@ import asyncio
 import signal
 from collections.abc import Awaitable, Callable
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from aiohttp import web
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
+from .config import ConfigError
+
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
+
+T = TypeVar("T")
 
 INTERRUPTED = 143
 """Exit code after SIGTERM (128 + 15)."""
@@ -52,12 +56,15 @@ def application(*, registry: CollectorRegistry, ready: Ready) -> web.Application
 
 @asynccontextmanager
 async def serving(app: web.Application, *, host: str, port: int) -> AsyncIterator[int]:
-    """Serve while the block runs; gives the port (a free one for port 0). OSError if the port is taken."""
+    """Serve while the block runs; gives the port (a free one for port 0). ConfigError if the port is taken."""
     runner = web.AppRunner(app, access_log=None, shutdown_timeout=SHUTDOWN_SECONDS, handle_signals=False)
     await runner.setup()
     try:
-        site = web.TCPSite(runner, host, port, reuse_address=True)
-        await site.start()
+        try:
+            await web.TCPSite(runner, host, port, reuse_address=True).start()
+        except OSError as error:
+            why = f"{error.strerror}; another process may hold the port"
+            raise ConfigError(f"{host}:{port} cannot be served: {why}") from error
         yield int(runner.addresses[0][1])
     finally:
         await runner.cleanup()
@@ -72,8 +79,8 @@ def stop_event() -> asyncio.Event:
     return stop
 
 
-async def until_stopped(work: Awaitable[None], stop: asyncio.Event) -> None:
-    """Run `work` until it ends, fails (raised here) or `stop` is set (then it is cancelled and awaited)."""
+async def until_stopped(work: Awaitable[T], stop: asyncio.Event) -> T | None:
+    """The result of `work`, its failure (raised), or None once `stop` is set (then it is cancelled and awaited)."""
     task = asyncio.ensure_future(work)
     waiting = asyncio.ensure_future(stop.wait())
     try:
@@ -83,5 +90,4 @@ async def until_stopped(work: Awaitable[None], stop: asyncio.Event) -> None:
         if not task.done():
             task.cancel()
         await asyncio.gather(task, return_exceptions=True)
-    if not task.cancelled():
-        task.result()
+    return None if task.cancelled() else task.result()

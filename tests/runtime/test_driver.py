@@ -62,7 +62,7 @@ async def test_interruption_gives_leases_back_at_once(buffer: Buffer, tmp_path: 
         assert (await buffer.ledger()).leased == BATCH
         start = asyncio.get_running_loop().time()
         assert await w.stop() == BATCH
-        assert asyncio.get_running_loop().time() - start < 2.0
+        assert asyncio.get_running_loop().time() - start < 10.0, "not the 30 s of a lease"
         assert (await buffer.ledger()).leased == 0
         assert (await buffer.stats()).leases["released"] == BATCH
         assert (await buffer.audit()).problems == ()
@@ -106,8 +106,8 @@ async def test_long_generation_keeps_its_lease(buffer: Buffer, tmp_path: Path) -
     async with world(buffer, tmp_path) as w:
         await w.begin()
         await w.publish()
-        w.engine.delay = 1.2
-        await w.start(lease_seconds=0.3)
+        w.engine.delay = 5.0
+        await w.start(lease_seconds=2.0)
         await until(lambda: w.engine.requests == 1)
         await until(_admits(buffer, BATCH))
         stats = await buffer.stats()
@@ -217,7 +217,7 @@ async def test_an_engine_that_refuses_everything_ends_the_driver(buffer: Buffer,
         await w.start()
         driver, task = w.running.pop("w")
         with pytest.raises(EngineRefused, match="as the test asked"):
-            await asyncio.wait_for(task, 10)
+            await asyncio.wait_for(task, 60)
         await driver.give_back()
         assert (await buffer.ledger()).leased == 0
 
@@ -276,5 +276,5 @@ async def test_an_answer_that_must_not_be_trained_on_is_refused(
         await w.start()
         _, task = w.running.pop("w")
         with pytest.raises(EngineRefused, match=message):
-            await asyncio.wait_for(task, 10)
+            await asyncio.wait_for(task, 60)
         assert (await buffer.ledger()).ready == 0

@@ -34,7 +34,7 @@ async def start(w: World, redis: RedisServer, tmp_path: Path) -> Process:
     child = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "moerl_runtime", "driver", env=env, stderr=asyncio.subprocess.PIPE
     )
-    await until(lambda: w.engine.requests > before, seconds=60)
+    await until(lambda: w.engine.requests > before, seconds=90)
     return child
 
 
@@ -46,7 +46,7 @@ async def test_sigterm_gives_the_leases_back_and_exits_143(redis: RedisServer, b
         child = await start(w, redis, tmp_path)
         assert (await buffer.ledger()).leased == BATCH
         child.send_signal(signal.SIGTERM)
-        _, err = await asyncio.wait_for(child.communicate(), 15)
+        _, err = await asyncio.wait_for(child.communicate(), 60)
         assert child.returncode == 143
         assert f"{BATCH} leases given back".encode() in err
         assert b"Traceback" not in err
@@ -70,6 +70,6 @@ async def test_a_killed_process_costs_its_leases_only(redis: RedisServer, buffer
         groups = await w.take(1, version=version)
         assert [group.epoch for group in groups] == [2] * BATCH
         child.send_signal(signal.SIGTERM)
-        await asyncio.wait_for(child.communicate(), 15)
+        await asyncio.wait_for(child.communicate(), 60)
         assert (await buffer.stats()).leases["expired"] == BATCH
         assert (await buffer.audit()).problems == ()

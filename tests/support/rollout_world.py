@@ -117,7 +117,7 @@ class World:
 
     async def take(self, step: int, *, version: int, attempt: int = 1) -> list[SampleGroup]:
         """Wait for a step's batch."""
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while True:
                 groups = await self.buffer.take(step, attempt, batch=BATCH, version=version, max_staleness=STALENESS)
                 if groups is not None:
@@ -129,7 +129,7 @@ class World:
         return self.metrics[name].registry.get_sample_value(metric, labels) or 0.0
 
 
-async def until(condition: Callable[[], Awaitable[bool] | bool], *, seconds: float = 10.0) -> None:
+async def until(condition: Callable[[], Awaitable[bool] | bool], *, seconds: float = 60.0) -> None:
     """Poll until true."""
     async with asyncio.timeout(seconds):
         while True:

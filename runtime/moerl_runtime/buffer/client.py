@@ -38,6 +38,9 @@ from .records import SampleGroup
 PAYLOAD_GRACE_SECONDS = 900
 """How long a payload without a commit stays: far longer than the moment between the two, yet bounded."""
 
+CONNECT_SECONDS = 1800.0
+"""How long a process waits for a buffer that may not be scheduled yet; waiting spends no attempt, giving up does."""
+
 _STATES = tuple(f.name for f in fields(Ledger))
 
 
@@ -51,7 +54,7 @@ class Buffer:
         self.redis = redis
 
     @classmethod
-    async def connect(cls, url: str, password: str | None = None, *, timeout_seconds: float = 120.0) -> Self:
+    async def connect(cls, url: str, password: str | None = None, *, timeout_seconds: float = CONNECT_SECONDS) -> Self:
         """Connect and wait until the server answers. BufferFault after `timeout_seconds` or on a wrong password."""
         return cls(await open_redis(url, password, timeout_seconds=timeout_seconds))
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar, cast
@@ -26,6 +28,9 @@ from .model import BufferFault
 BASE = "moerl"
 """Front of every key. One server set belongs to one job, so the job's name need not be in it."""
 
+log = logging.getLogger(__name__)
+
+_SAY_SECONDS = 15.0
 _RETRIES = 8
 _SOCKET_SECONDS = 30.0
 
@@ -37,7 +42,7 @@ async def open_redis(url: str, password: str | None, *, timeout_seconds: float) 
     """
     try:
         async with asyncio.timeout(timeout_seconds), _client(url, password, retries=0) as probe:
-            await _wait(probe)
+            await _wait(probe, _place(url))
     except TimeoutError as error:
         raise BufferFault(f"no buffer answered at {_place(url)} within {timeout_seconds:.0f} s") from error
     except (AuthenticationError, ResponseError) as error:
@@ -57,14 +62,18 @@ def _client(url: str, password: str | None, *, retries: int) -> Redis:
     )
 
 
-async def _wait(probe: Redis) -> None:
+async def _wait(probe: Redis, place: str) -> None:
+    began = said = time.monotonic()
     while True:
         try:
             await cast("Awaitable[bool]", probe.ping())
             return
         except AuthenticationError:
             raise
-        except (RedisConnectionError, RedisTimeoutError, BusyLoadingError, OSError):
+        except (RedisConnectionError, RedisTimeoutError, BusyLoadingError, OSError) as error:
+            if time.monotonic() - said > _SAY_SECONDS:
+                said = time.monotonic()
+                log.warning("no buffer at %s yet after %.0f s: %s", place, said - began, error)
             await asyncio.sleep(0.3)
 
 

@@ -316,11 +316,10 @@ async def serve(settings: Settings) -> int:
         web.serving(app, host=settings.bind, port=settings.agent_port),
         aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=64)) as session,
     ):
-        connecting = asyncio.ensure_future(Buffer.connect(settings.buffer_url, settings.buffer_password))
-        await web.until_stopped(_wait(connecting), stop)
-        if stop.is_set():
+        opened = await web.until_stopped(Buffer.connect(settings.buffer_url, settings.buffer_password), stop)
+        if opened is None:
             return web.INTERRUPTED
-        async with connecting.result() as buffer:
+        async with opened as buffer:
             driver = Driver(
                 job=job,
                 task=task,
@@ -343,10 +342,6 @@ async def serve(settings: Settings) -> int:
             finally:
                 log.info("%d leases given back", await driver.give_back())
     return web.INTERRUPTED
-
-
-async def _wait(connecting: asyncio.Future[Buffer]) -> None:
-    await connecting
 
 
 def main() -> int:

@@ -14,7 +14,7 @@ from moerl_runtime.buffer.client import Buffer
 from moerl_runtime.checkpoint.storage import StorageError
 from moerl_runtime.config import ConfigError, JobConfig, Settings
 from moerl_runtime.tasks.task import TaskError
-from moerl_runtime.web import stop_event
+from moerl_runtime.web import INTERRUPTED, stop_event, until_stopped
 
 from .telemetry import Telemetry
 
@@ -48,7 +48,9 @@ async def _run(settings: Settings, config: JobConfig, telemetry: Telemetry) -> i
     stop = stop_event()
     from .loop import TrainerLoop
 
-    buffer = await Buffer.connect(settings.buffer_url, settings.buffer_password or None)
+    buffer = await until_stopped(Buffer.connect(settings.buffer_url, settings.buffer_password or None), stop)
+    if buffer is None:
+        return INTERRUPTED
     try:
         async with TrainerLoop.open(settings, config, buffer, telemetry, stop) as loop:
             return await loop.run()
