@@ -166,6 +166,8 @@ class Reconciler:
             return Trouble(str(foreign), TERMINATING_SECONDS, "NameTaken")
         except KubeError as error:
             trouble = _sorted(error)
+            if error.conflict:
+                await self._refresh(job["metadata"])
             if trouble.reason == "Refused":
                 self._refused[uid] = (action, trouble, self._clock() + timedelta(seconds=REFUSED_SECONDS))
             return trouble
@@ -192,26 +194,39 @@ class Reconciler:
             if age < PROGRESS_SECONDS and only_progress_differs(desired, observed):
                 return PROGRESS_SECONDS - age
             if not await self._write(meta, desired):
-                return None
+                return SOON
             self._written[meta["uid"]] = now
         self._metrics.show_job(meta["namespace"], meta["name"], desired or observed)
         await self._recorder.post(job, plan.events, now)
         return None
 
     async def _write(self, meta: Obj, status: Obj) -> bool:
-        """Server-side apply; with the UID, so that a namesake made meanwhile does not get this job's status."""
-        identity = {"namespace": meta["namespace"], "name": meta["name"], "uid": meta["uid"]}
+        """Server-side apply on the very version that was seen; False when the job has changed since, or is gone.
+
+        The version, because the server drops the UID from a status apply: a namesake made meanwhile would get this
+        job's status, and a new generation one that was judged by the old.
+        """
+        latest = self._cache.get(Kinds.MOERL_JOB, meta["namespace"], meta["name"])
+        if latest is None or latest["metadata"]["uid"] != meta["uid"]:
+            return False
+        identity = {key: latest["metadata"][key] for key in ("namespace", "name", "resourceVersion")}
         try:
             written = await self._kube.apply_status(Kinds.MOERL_JOB, {"metadata": identity, "status": status})
         except KubeError as error:
             self._metrics.status_writes.labels("error").inc()
-            gone = error.status == 404 or (error.conflict and "uid" in error.message.lower())
-            if not gone:
-                raise
-            return False
+            if error.conflict or error.status == 404:
+                await self._refresh(meta)
+                return False
+            raise
         self._metrics.status_writes.labels("ok").inc()
         self._cache.put(Kinds.MOERL_JOB, written)
         return True
+
+    async def _refresh(self, meta: Obj) -> None:
+        """Our picture of the job was out of date: look, rather than wait for a watch that may be the one that failed."""
+        found = await self._kube.get(Kinds.MOERL_JOB, meta["namespace"], meta["name"])
+        if found is not None:
+            self._cache.put(Kinds.MOERL_JOB, found)
 
     def _forget(self, key: JobKey) -> None:
         uid = self._uids.pop(key, "")
