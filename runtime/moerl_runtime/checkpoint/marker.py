@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from . import storage
@@ -70,7 +70,8 @@ def read(root: str, *, attempt: int, step: int) -> Marker:
         document = json.loads(raw)
         if document["schema"] != SCHEMA:
             raise storage.StorageError(f"{location} has schema {document['schema']}, this program reads {SCHEMA}")
-        return Marker(**document)
+        known = {one.name for one in fields(Marker)}  # a later program may have added fields
+        return Marker(**{key: value for key, value in document.items() if key in known})
     except (TypeError, KeyError, ValueError) as error:
         raise storage.StorageError(f"{location} is not a checkpoint marker: {error}") from error
 
