@@ -392,6 +392,13 @@ class World:
                 continue
             pods = self.pods_of(job)
             failed = [p for p in pods if p["status"]["phase"] == "Failed"]
+            if failed and not _has(job, "FailureTarget") and not job.get("seenFailure"):
+                # It deletes the other pods first, and says why a moment later.
+                job["seenFailure"] = True
+                for pod in pods:
+                    if not _terminal(pod):
+                        pod["metadata"].setdefault("deletionTimestamp", stamp(self.now))
+                continue
             if failed and not _has(job, "FailureTarget"):
                 code = failed[0]["status"].get("containerStatuses", [{}])[0]
                 number = ((code.get("state") or {}).get("terminated") or {}).get("exitCode", 1)

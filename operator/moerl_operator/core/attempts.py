@@ -125,8 +125,10 @@ def judge(view: View, attempt: Attempt, group: str) -> Verdict:
         return Verdict("Complete")
     if attempt.job["metadata"].get("deletionTimestamp"):
         return Verdict("Failed", Failure("Infrastructure", "JobDeleted", view.now, "somebody deleted the Job"))
+    # The Job controller deletes the other pods before it says why: their deletion is then no failure of its own.
+    explained = any((p.get("status") or {}).get("phase") == "Failed" for p in attempt.pods)
     for pod in attempt.pods:
-        found = _broken(view, pod)
+        found = _broken(view, pod, explained=explained)
         if found is not None:
             return Verdict("Failed", found, end=found.reason)
     indices = [labels_of(p).get("batch.kubernetes.io/job-completion-index") for p in attempt.pods]
@@ -154,8 +156,8 @@ def lost(view: View, pod: Obj) -> bool:
     return since is not None and view.now >= since + NODE_GRACE
 
 
-def _broken(view: View, pod: Obj) -> Failure | None:
-    """A failure that the Job controller does not see, or not in time."""
+def _broken(view: View, pod: Obj, *, explained: bool) -> Failure | None:
+    """A failure that the Job controller does not see, or not in time; `explained` when it has one to tell of."""
     name = pod["metadata"]["name"]
     if (pod.get("status") or {}).get("phase") == "Failed":
         # The Job controller says so within a second; after the grace time we do.
@@ -166,7 +168,7 @@ def _broken(view: View, pod: Obj) -> Failure | None:
     if lost(view, pod):
         node = (pod.get("spec") or {}).get("nodeName")
         return Failure("Infrastructure", failures.NODE_LOST, view.now, f"node {node} is gone or does not answer", name)
-    if pod["metadata"].get("deletionTimestamp"):
+    if pod["metadata"].get("deletionTimestamp") and not explained:
         told = failures.of_pod(pod, view.now)
         return told or Failure("Infrastructure", failures.POD_DELETED, view.now, "somebody deleted the pod", name)
     return None

@@ -63,6 +63,7 @@ def test_condition_names_container_reason_and_exit_code(world: World) -> None:
     pod = trainer_pod(world)
     world.fail_pod(pod, code=137, reason="OOMKilled")
     world.tick(1)
+    world.tick(1)
     world.reconcile()
     found = world.condition("TrainersReady")
     assert found["reason"] == "OOMKilled"
