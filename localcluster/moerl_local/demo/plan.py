@@ -42,7 +42,7 @@ def text() -> str:
     lines += [f"  {n:>2} {step.title:<72}{step.cold:>10}{step.warm:>8}" for n, step in enumerate(STEPS, 1)]
     lines += [
         "",
-        "At most 20 minutes the first time on two cores, 4 afterwards. Ctrl-C ends it and removes what it made.",
+        "At most 20 minutes the first time on two cores, 4 afterwards. `moerl cluster down` removes what it made.",
         "",
     ]
     return "\n".join(lines)

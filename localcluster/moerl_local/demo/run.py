@@ -10,7 +10,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from moerl_local.cluster import launcher
+from moerl_local.cluster import launcher, network
 from moerl_local.cluster.errors import ClusterError
 from moerl_local.cluster.handle import Cluster
 from moerl_local.demo import facts, install, localise, manifests, page, prepare, watch
@@ -47,6 +47,7 @@ def run(options: Options, console: Console) -> Record:
     Raises:
         DemoError: a step failed; what was made stays for a look, and the message says how to look.
     """
+    check(manifests.CHECKOUT)
     record = Record(operator_mode=_mode(options))
     steps = Steps(console, record.steps)
     timings = os.environ.get("MOERL_BOOTSTRAP_TIMINGS") or cache_dir() / "bootstrap-timings.tsv"
@@ -88,6 +89,22 @@ def run(options: Options, console: Console) -> Record:
         if not options.keep:
             delete(cluster, job)
     return record
+
+
+def check(checkout: Path) -> None:
+    """Refuse before anything is made.
+
+    Raises:
+        DemoError: this machine cannot run the real node, or pods could not read the checkout.
+    """
+    if not network.usable():
+        raise DemoError(
+            "the demo runs real pods, which needs root on Linux: run it with sudo; "
+            "`moerl cluster up --no-node` gives a control plane with fake nodes only"
+        )
+    for folder in (checkout, checkout / "operator", checkout / "runtime"):
+        if folder.stat().st_mode & 0o005 != 0o005:
+            raise DemoError(f"pods run as another account and cannot read {folder}: chmod -R o+rX {checkout}")
 
 
 def _mode(options: Options) -> str:
