@@ -1,8 +1,9 @@
 """What of a job may change, as rules that the API server evaluates on every update.
 
 At any time: suspend, pool sizes, replicas of reward and environment, their node counts, runPolicy, onFinish. While
-the job is suspended (before or after the write): everything else, except what makes it another job (names, roles,
-framework, model, storage, buffer storage, provisioner). A change that is not allowed is refused, never ignored.
+the job is suspended (before or after the write), or its generation is not accepted (nothing was made of it, and it is
+to be corrected): everything else, except what makes it another job (names, roles, framework, model, storage, buffer
+storage, provisioner). A change that is not allowed is refused, never ignored.
 """
 
 from __future__ import annotations
@@ -18,6 +19,13 @@ _NODE_FIELDS = (
     "?zones",
     "?placementGroup",
     "?nodeSelector",
+)
+
+
+# These rules stand at the root of the resource, because they look at its status.
+_FREE = (
+    "self.spec.suspend || oldSelf.spec.suspend || (has(oldSelf.status) && has(oldSelf.status.conditions) && "
+    "oldSelf.status.conditions.exists(c, c.type == 'Accepted' && c.status == 'False'))"
 )
 
 
@@ -40,43 +48,49 @@ def _nodes(prefix: str) -> tuple[str, ...]:
 
 def _held(path: str, *fields: str, what: str = "") -> Cel:
     return Cel(
-        f"self.suspend || oldSelf.suspend || ({_same(*fields)})",
+        f"{_FREE} || ({_same(*fields, new='self.spec', old='oldSelf.spec')})",
         f"{what or path.lstrip('.')} can change only while the job is suspended",
-        path,
+        f".spec{path}",
     )
 
 
 def _pools() -> Cel:
     fields = _same(*_nodes("nodes"), "nodesPerReplica", new="p", old="o")
     return Cel(
-        "self.suspend || oldSelf.suspend || "
-        f"self.rollout.pools.all(p, oldSelf.rollout.pools.all(o, o.name != p.name || ({fields})))",
+        f"{_FREE} || self.spec.rollout.pools.all(p, "
+        f"oldSelf.spec.rollout.pools.all(o, o.name != p.name || ({fields})))",
         "of a pool only sizes and onFinish can change while the job is not suspended",
-        ".rollout.pools",
+        ".spec.rollout.pools",
     )
 
 
-def _optional_role(role: str) -> tuple[Cel, ...]:
-    return (
-        Cel(
-            f"has(self.{role}) == has(oldSelf.{role})",
-            f"role {role} cannot be added to or taken from a job; create a new job instead",
-            f".{role}",
-        ),
-        Cel(
-            f"self.suspend || oldSelf.suspend || !has(self.{role}) || !has(oldSelf.{role}) || "
-            f"({_same(f'{role}.?template', *_nodes(f'{role}.nodes'))})",
-            f"{role}.template and {role}.nodes can change only while the job is suspended",
-            f".{role}",
-        ),
+def _role_stays(role: str) -> Cel:
+    return Cel(
+        f"has(self.{role}) == has(oldSelf.{role})",
+        f"role {role} cannot be added to or taken from a job; create a new job instead",
+        f".{role}",
+    )
+
+
+def _optional_role(role: str) -> Cel:
+    same = _same(f"{role}.?template", *_nodes(f"{role}.nodes"), new="self.spec", old="oldSelf.spec")
+    return Cel(
+        f"{_FREE} || !has(self.spec.{role}) || !has(oldSelf.spec.{role}) || ({same})",
+        f"{role}.template and {role}.nodes can change only while the job is suspended",
+        f".spec.{role}",
     )
 
 
 JOB_SPEC_CHANGES = (
     Cel(_same("?storage"), "storage is immutable; create a new job instead", ".storage"),
     Cel(_same("?model"), "model is immutable; create a new job instead", ".model"),
-    *_optional_role("reward"),
-    *_optional_role("environment"),
+    _role_stays("reward"),
+    _role_stays("environment"),
+)
+
+JOB_CHANGES = (
+    _optional_role("reward"),
+    _optional_role("environment"),
     _held(".algorithm", "?algorithm"),
     _held(".communication", "communication"),
     _held(".priorityClassName", "?priorityClassName"),

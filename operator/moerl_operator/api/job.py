@@ -8,7 +8,7 @@ from pydantic import Field
 
 from moerl_operator.api import names
 from moerl_operator.api.base import ApiModel, Cel, immutable
-from moerl_operator.api.changes import JOB_SPEC_CHANGES
+from moerl_operator.api.changes import JOB_CHANGES, JOB_SPEC_CHANGES
 from moerl_operator.api.nodes import Name, NodeRequirements
 from moerl_operator.api.roles import Buffer, FailurePolicy, Rollout, ServiceRole, Trainer
 from moerl_operator.api.status import Status
@@ -176,6 +176,7 @@ class Job(ApiModel):
             "self.metadata.name.matches('^[a-z]([-a-z0-9]*[a-z0-9])?$')",
             "metadata.name is a letter, then letters, digits and dashes: it becomes part of Services' names",
         ),
+        *JOB_CHANGES,
     )
 
     spec: JobSpec

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -219,3 +220,28 @@ async def test_changes_that_need_a_suspended_job(
     assert await replaced(kube, suspended, change) is None, "the job stays suspended"
     assert await replaced(kube, suspended, both(change, put("suspend", False))) is None, "it goes on with the change"
     assert await replaced(kube, good, both(change, put("suspend", True))) is None, "it stops with the change"
+
+
+@pytest.mark.parametrize(("name", "change", "refusal"), HELD, ids=[each[0] for each in HELD])
+async def test_a_generation_that_was_not_accepted_can_be_corrected(
+    kube: KubeApi, api_namespace: str, good: Doc, name: str, change: Change, refusal: str
+) -> None:
+    stored = await kube.create(Kinds.MOERL_JOB, good)
+    job, uid = stored["metadata"]["name"], stored["metadata"]["uid"]
+    condition = {"type": "Accepted", "reason": "InvalidSpec", "lastTransitionTime": "2026-01-01T00:00:00Z"}
+    identity = {"metadata": {"name": job, "namespace": api_namespace}}
+    changed = copy.deepcopy(good)
+    change(changed)
+    patch = [{"op": "replace", "path": "/spec", "value": changed["spec"]}]
+    try:
+        await kube.apply_status(
+            Kinds.MOERL_JOB, {**identity, "status": {"conditions": [{**condition, "status": "True"}]}}
+        )
+        with pytest.raises(KubeError, match=re.escape(refusal)):
+            await kube.patch(Kinds.MOERL_JOB, api_namespace, job, patch)
+        await kube.apply_status(
+            Kinds.MOERL_JOB, {**identity, "status": {"conditions": [{**condition, "status": "False"}]}}
+        )
+        await kube.patch(Kinds.MOERL_JOB, api_namespace, job, patch)
+    finally:
+        await kube.delete(Kinds.MOERL_JOB, api_namespace, job, uid=uid)
