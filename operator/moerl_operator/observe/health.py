@@ -7,6 +7,7 @@ a queue that no worker serves any more, an event loop that something blocks.
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
@@ -17,6 +18,7 @@ QUEUE_OLDEST_SECONDS = 120.0
 WORKING_SECONDS = 300.0
 LAG_SECONDS = 5.0
 LAG_PROBE_SECONDS = 1.0
+LAG_PROBES = 30
 
 
 @dataclass(slots=True)
@@ -28,8 +30,12 @@ class Health:
     longest_work: Callable[[], float]
     expected_streams: frozenset[str] = frozenset()
     synced: bool = False
-    lag: float = field(default=0.0, init=False)
-    _last_beat: float = field(default=0.0, init=False)
+    _lags: deque[float] = field(default_factory=lambda: deque(maxlen=LAG_PROBES), init=False)
+
+    @property
+    def lag(self) -> float:
+        """The worst lag of the event loop in the last half minute, in seconds."""
+        return max(self._lags, default=0.0)
 
     def live_problems(self) -> list[str]:
         """Why the process should be restarted; empty when it is well."""
@@ -45,9 +51,9 @@ class Health:
         """Measure the loop's lag for ever: how much later than asked a sleep ends."""
         loop = asyncio.get_running_loop()
         while True:
-            self._last_beat = loop.time()
+            beat = loop.time()
             await asyncio.sleep(LAG_PROBE_SECONDS)
-            self.lag = max(0.0, loop.time() - self._last_beat - LAG_PROBE_SECONDS)
+            self._lags.append(max(0.0, loop.time() - beat - LAG_PROBE_SECONDS))
 
     def _loop_problems(self) -> list[str]:
         return [f"the event loop lags by {self.lag:.1f} s"] if self.lag > LAG_SECONDS else []
