@@ -374,8 +374,14 @@ class World:
         if name in group.instances:
             group.instances.remove(name)
         self.nodes.pop(name, None)
-        for pod in [p for p in self.pods.values() if p["spec"].get("nodeName") == name]:
-            del self.pods[pod["metadata"]["name"]]  # PodGC
+        for pod in [p for p in self.pods.values() if p["spec"].get("nodeName") == name and not _terminal(p)]:
+            if names.LABEL_ATTEMPT not in pod["metadata"]["labels"]:
+                del self.pods[pod["metadata"]["name"]]
+                continue
+            # PodGC; the pod stays until the Job controller has counted it.
+            pod["status"] = {"phase": "Failed", "conditions": [{
+                "type": "DisruptionTarget", "status": "True", "reason": "DeletionByPodGC", "message": "node is gone",
+                "lastTransitionTime": stamp(self.now)}]}
 
     # --- Kubernetes ----------------------------------------------------------------------------------
 
@@ -402,9 +408,11 @@ class World:
             if failed and not _has(job, "FailureTarget"):
                 code = failed[0]["status"].get("containerStatuses", [{}])[0]
                 number = ((code.get("state") or {}).get("terminated") or {}).get("exitCode", 1)
-                self._condition(job, "FailureTarget", "PodFailurePolicy",
-                                f"Container main for pod ml/{failed[0]['metadata']['name']} failed with exit code "
-                                f"{number} matching FailJob rule at index 1")
+                pod_name = f"ml/{failed[0]['metadata']['name']}"
+                why = f"Container main for pod {pod_name} failed with exit code {number} matching FailJob rule 1"
+                if _has(failed[0], "DisruptionTarget"):
+                    why = f"Pod {pod_name} has condition DisruptionTarget matching FailJob rule at index 0"
+                self._condition(job, "FailureTarget", "PodFailurePolicy", why)
             if _has(job, "FailureTarget") or job["spec"].get("suspend"):
                 for pod in pods:
                     if not _terminal(pod):
@@ -464,7 +472,7 @@ class World:
             node = self.nodes.get(pod["spec"].get("nodeName", ""))
             alive = node is not None and _has(node, "Ready")
             if pod["metadata"].get("deletionTimestamp"):
-                if alive or "nodeName" not in pod["spec"]:
+                if alive or "nodeName" not in pod["spec"] or _terminal(pod):
                     del self.pods[name]
             elif alive and pod["status"]["phase"] == "Pending":
                 pod["status"] = {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}

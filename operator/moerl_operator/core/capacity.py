@@ -41,6 +41,14 @@ def trouble(group: NodeGroupObservation) -> tuple[Trouble, str] | None:
     return None
 
 
+def refused(group: NodeGroupObservation) -> bool:
+    """Whether Auto Scaling has said, since the size was set, that there is no capacity.
+
+    EKS's health issues do not count: they stay after the trouble is over.
+    """
+    return any(_kind("", text) == "Capacity" for text in group.failures)
+
+
 def _kind(code: str, text: str) -> Trouble:
     if any(word in text for word in _QUOTA):
         return "Quota"

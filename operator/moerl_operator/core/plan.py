@@ -171,11 +171,13 @@ class _Run:
             if self.suspended:
                 self.slots += [recovery.suspend(view, slot) for slot in slots]
                 continue
-            allowed = _startable(place)
-            for slot in slots:
-                running = sum(s.live for s in self.slots if s.slot.part.key == part.key)
-                may_start = not blocked and (running < allowed)
-                self.slots.append(recovery.advance(view, slot, place, may_start=may_start, finished=self._final))
+            states = [recovery.advance(view, s, place, may_start=False, finished=self._final) for s in slots]
+            free = 0 if blocked else _startable(place) - sum(s.live for s in states)
+            for index, state in enumerate(states):
+                if free > 0 and not state.live:
+                    states[index] = recovery.advance(view, state.slot, place, may_start=True, finished=self._final)
+                    free -= states[index].live
+            self.slots += states
         self.requeue += [s.requeue for s in self.slots if s.requeue is not None]
 
     @property

@@ -250,10 +250,8 @@ class _Arranger:
         gang = -(-part.count // part.pool.wanted) if part.pool else (part.count if part.role == names.TRAINER else 1)
         if part.reserved or group.desired == 0 or self.out.placements[part.key].ready >= max(1, gang):
             return False
-        found = capacity.trouble(group)
         if group.in_service == 0:
-            refused = found is not None and found[0] == "Capacity"
-            return refused and len(groups.subnets(self.view, part)) > 1
+            return capacity.refused(group) and len(groups.subnets(self.view, part)) > 1
         hold = timedelta(seconds=self.view.node_class(part).gang_hold_seconds)
         left = (inventory.since_of(self.view, group) + hold - self.view.now).total_seconds()
         if left > 0:

@@ -283,3 +283,15 @@ def test_a_job_without_pods_says_where_to_look(world: World) -> None:
     world.now = world.now.replace(minute=30)
     world.reconcile()
     assert world.condition("TrainersReady")["reason"] == "PodsMissing"
+
+
+def test_a_replica_without_a_node_waits_without_pods(world: World) -> None:
+    """The others keep their nodes; a pod that fits nowhere helps nobody."""
+    world.capacity = {"us-east-1a": 0, "us-east-1b": 0}
+    node = world.pods[rollout_pod(world, 0)]["spec"]["nodeName"]
+    world._drop_node(world.groups["moerl-0f1e2d3c-spot-1"], node)
+    world.run(10)
+    assert [p["metadata"]["labels"][names.LABEL_REPLICA] for p in world.live_pods("rollout")] == ["1"]
+    world.capacity = {}
+    world.run(6)
+    assert len(world.live_pods("rollout")) == 2

@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from moerl_operator.api import names
+from moerl_operator.api.status import Status
 from moerl_operator.core import world as w
 from support.simulated_world import World, job_spec, nodes
 
@@ -163,6 +164,11 @@ class Policy(RuleBasedStateMachine):
                 slot = f"{have[names.LABEL_ROLE]}/{have.get(names.LABEL_REPLICA, '')}"
                 assert int(have[names.LABEL_ATTEMPT]) > self.highest.get(slot, 0)
                 self.highest[slot] = int(have[names.LABEL_ATTEMPT])
+
+    @invariant()
+    def the_status_fits_its_schema(self) -> None:
+        if self.world.job is not None and "status" in self.world.job:
+            Status.model_validate(self.world.job["status"])
 
     @invariant()
     def the_finalizer_guards_aws(self) -> None:
