@@ -28,7 +28,8 @@ def run(name: str, tests: Sequence[str] = TESTS, *, say: Callable[[str], None]) 
         checkout = Path(work)
         checkout.chmod(0o755)  # the image's user reads it
         shutil.copy(wheels.root() / "pyproject.toml", checkout)
-        shutil.copytree(wheels.root() / "tests", checkout / "tests", ignore=shutil.ignore_patterns("__pycache__"))
+        for folder in ("tests", "examples"):
+            shutil.copytree(wheels.root() / folder, checkout / folder, ignore=shutil.ignore_patterns("__pycache__"))
         build.build_in(docker, recipe, say=say)
         say(f"{recipe.tag}: {' '.join(tests)}")
         docker.run(
