@@ -84,8 +84,8 @@ class TrainerLoop:
         task = tasks.load(config.dataset, seed=config.algorithm.seed)
         with ThreadPoolExecutor(max_workers=1, thread_name_prefix="torch") as thread:
             running = asyncio.get_running_loop()
-            learner = await running.run_in_executor(thread, Learner.create, config, task)
             try:
+                learner = await running.run_in_executor(thread, Learner.create, config, task)
                 yield cls(config, buffer, telemetry, stop, attempt=settings.attempt, learner=learner, thread=thread)
             finally:
                 collective.stop()
