@@ -116,6 +116,7 @@ class World:
         self.log: list[w.Action] = []
         self.events: list[w.PlannedEvent] = []
         self.writes = 0
+        self.exit_on_sigterm = 143
         self.made_groups: list[str] = []
         self._serial = 0
 
@@ -397,35 +398,28 @@ class World:
             if kind != "Job" or _has(job, "Failed") or _has(job, "Complete"):
                 continue
             pods = self.pods_of(job)
-            failed = [p for p in pods if p["status"]["phase"] == "Failed"]
-            if failed and not _has(job, "FailureTarget") and not job.get("seenFailure"):
+            status = job.setdefault("status", {})
+            done = status.setdefault("done", [])
+            done += [i for i in (_index(p) for p in pods if p["status"]["phase"] == "Succeeded") if i not in done]
+            status["completedIndexes"] = ",".join(sorted(done, key=int))
+            failed = next((p for p in pods if p["status"]["phase"] == "Failed"), None)
+            if "failure" in status and not _has(job, "FailureTarget"):
+                self._condition(job, "FailureTarget", "PodFailurePolicy", status["failure"])
+            if failed is not None:
                 # It deletes the other pods first, and says why a moment later.
-                job["seenFailure"] = True
-                for pod in pods:
-                    if not _terminal(pod):
-                        pod["metadata"].setdefault("deletionTimestamp", stamp(self.now))
-                continue
-            if failed and not _has(job, "FailureTarget"):
-                code = failed[0]["status"].get("containerStatuses", [{}])[0]
-                number = ((code.get("state") or {}).get("terminated") or {}).get("exitCode", 1)
-                pod_name = f"ml/{failed[0]['metadata']['name']}"
-                why = f"Container main for pod {pod_name} failed with exit code {number} matching FailJob rule 1"
-                if _has(failed[0], "DisruptionTarget"):
-                    why = f"Pod {pod_name} has condition DisruptionTarget matching FailJob rule at index 0"
-                self._condition(job, "FailureTarget", "PodFailurePolicy", why)
-            if _has(job, "FailureTarget") or job["spec"].get("suspend"):
+                status.setdefault("failure", _why(failed))
+            if "failure" in status or job["spec"].get("suspend"):
                 for pod in pods:
                     if not _terminal(pod):
                         pod["metadata"].setdefault("deletionTimestamp", stamp(self.now))
                 if _has(job, "FailureTarget") and all(_terminal(p) for p in pods):
                     self._condition(job, "Failed", "PodFailurePolicy", "")
                 continue
-            done = [p for p in pods if p["status"]["phase"] == "Succeeded"]
             if len(done) == job["spec"]["completions"]:
                 self._condition(job, "Complete", "CompletionsReached", "")
-                job["status"]["completionTime"] = stamp(self.now)
+                status["completionTime"] = stamp(self.now)
                 continue
-            taken = {p["metadata"]["labels"]["batch.kubernetes.io/job-completion-index"] for p in pods}
+            taken = {_index(p) for p in pods} | set(done)
             for index in range(job["spec"]["completions"]):
                 if str(index) not in taken:
                     self._make_pod(job, f"{name}-{index}-{self._uid()}", str(index))
@@ -472,10 +466,21 @@ class World:
             node = self.nodes.get(pod["spec"].get("nodeName", ""))
             alive = node is not None and _has(node, "Ready")
             if pod["metadata"].get("deletionTimestamp"):
-                if alive or "nodeName" not in pod["spec"] or _terminal(pod):
-                    del self.pods[name]
+                self._stop(name, pod, alive=alive)
             elif alive and pod["status"]["phase"] == "Pending":
                 pod["status"] = {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}
+
+    def _stop(self, name: str, pod: Obj, *, alive: bool) -> None:
+        """SIGTERM, then gone; a Job's pod stays until its controller has counted it."""
+        owner = pod["metadata"]["ownerReferences"][0]["uid"]
+        owned = any(o["metadata"]["uid"] == owner for o in self.children.values())
+        job_pod = names.LABEL_ATTEMPT in pod["metadata"]["labels"]
+        if "nodeName" not in pod["spec"] or _terminal(pod) or (alive and not (owned and job_pod)):
+            del self.pods[name]
+        elif alive and self.exit_on_sigterm == 0:
+            pod["status"] |= {"phase": "Succeeded", "conditions": []}
+        elif alive:
+            self.fail_pod(name, code=self.exit_on_sigterm)
 
     def _condition(self, obj: Obj, kind: str, reason: str, message: str) -> None:
         status = obj.setdefault("status", {})
@@ -491,6 +496,20 @@ def _has(obj: Obj, kind: str) -> bool:
 
 def _terminal(pod: Obj) -> bool:
     return pod["status"]["phase"] in ("Succeeded", "Failed")
+
+
+def _index(pod: Obj) -> str:
+    return str(pod["metadata"]["labels"]["batch.kubernetes.io/job-completion-index"])
+
+
+def _why(pod: Obj) -> str:
+    """The Job controller's words for a failed pod."""
+    name = f"ml/{pod['metadata']['name']}"
+    if _has(pod, "DisruptionTarget"):
+        return f"Pod {name} has condition DisruptionTarget matching FailJob rule at index 0"
+    ended = pod["status"].get("containerStatuses", [{}])[0]
+    code = ((ended.get("state") or {}).get("terminated") or {}).get("exitCode", 1)
+    return f"Container main for pod {name} failed with exit code {code} matching FailJob rule at index 1"
 
 
 def _merge(target: Obj, change: Obj) -> None:

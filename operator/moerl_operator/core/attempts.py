@@ -5,6 +5,7 @@ A *slot* is what attempts follow each other in: the trainer, or one replica of a
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Literal
@@ -121,6 +122,10 @@ def judge(view: View, attempt: Attempt, group: str) -> Verdict:
         return Verdict("Failed", _ended_by_us(view, attempt))
     if condition_of(attempt.job, "FailureTarget") or condition_of(attempt.job, "Failed"):
         return Verdict("Failed", failures.of_attempt(attempt.job, list(attempt.pods), view.now))
+    vanished = _vanished(attempt)
+    if vanished:
+        told = Failure("Infrastructure", failures.POD_DELETED, view.now, "somebody deleted the pod", vanished)
+        return Verdict("Failed", told, end=failures.POD_DELETED)
     if condition_of(attempt.job, "Complete") or condition_of(attempt.job, "SuccessCriteriaMet"):
         return Verdict("Complete")
     if attempt.job["metadata"].get("deletionTimestamp"):
@@ -131,8 +136,8 @@ def judge(view: View, attempt: Attempt, group: str) -> Verdict:
         found = _broken(view, pod, explained=explained)
         if found is not None:
             return Verdict("Failed", found, end=found.reason)
-    indices = [labels_of(p).get("batch.kubernetes.io/job-completion-index") for p in attempt.pods]
-    if any(index is not None and indices.count(index) > 1 for index in indices):
+    indices = [_completion_index(p) for p in attempt.pods]
+    if any(index >= 0 and indices.count(index) > 1 for index in indices):
         return Verdict("Failed", Failure("Infrastructure", failures.POD_REPLACED, view.now), end=failures.POD_REPLACED)
     if group and attempt.group and group != attempt.group and any(_unplaced(p) for p in attempt.pods):
         return Verdict("Failed", Failure("Infrastructure", failures.GROUP_REPLACED, view.now),
@@ -187,6 +192,34 @@ def _down_since(view: View, pod: Obj) -> datetime | None:
         if condition.get("type") == "Ready" and condition.get("status") != "True":
             return parse_time(condition.get("lastTransitionTime")) or view.now
     return None
+
+
+def _vanished(attempt: Attempt) -> str:
+    """A pod that the Job counts as done although somebody deleted it, empty when there is none.
+
+    A program that exits 0 when it is told to stop makes a deleted pod look finished; pods that really
+    finished stay as long as their Job.
+    """
+    if attempt.job["metadata"].get("deletionTimestamp"):
+        return ""
+    stays = {_completion_index(p) for p in attempt.pods if not p["metadata"].get("deletionTimestamp")}
+    for index in _indexes(str((attempt.job.get("status") or {}).get("completedIndexes") or "")):
+        if index not in stays:
+            return f"{attempt.name}-{index}"
+    return ""
+
+
+def _completion_index(pod: Obj) -> int:
+    text = labels_of(pod).get("batch.kubernetes.io/job-completion-index", "")
+    return int(text) if text.isdigit() else -1
+
+
+def _indexes(text: str) -> Iterator[int]:
+    """The numbers of `0,2-4`."""
+    for part in text.split(","):
+        first, _, last = part.partition("-")
+        if first.isdigit():
+            yield from range(int(first), int(last if last.isdigit() else first) + 1)
 
 
 def _unplaced(pod: Obj) -> bool:

@@ -131,6 +131,8 @@ def backoff_seconds(backoff: Backoff, failures_so_far: int) -> float:
 
 def _verdict(view: View, slot: Slot, latest: Attempt, place: Placement, *, finished: bool) -> Verdict:
     """The attempt's fate, where a Job that is complete is not yet what we mean by it."""
+    if finished and not slot.part.pool and condition_of(latest.job, "Complete"):
+        return Verdict("Complete")  # the final version is durable, whatever became of the pods
     verdict = att.judge(view, latest, place.group)
     if verdict.state != "Complete":
         return verdict

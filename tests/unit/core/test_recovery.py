@@ -295,3 +295,37 @@ def test_a_replica_without_a_node_waits_without_pods(world: World) -> None:
     world.capacity = {}
     world.run(6)
     assert len(world.live_pods("rollout")) == 2
+
+
+@pytest.mark.parametrize("role", ["trainer", "rollout"])
+def test_a_deleted_pod_whose_program_exits_0_is_no_success(world: World, role: str) -> None:
+    """The Job counts its index as done; its gang would wait for it for ever."""
+    world.exit_on_sigterm = 0
+    name = trainer_pod(world) if role == "trainer" else rollout_pod(world)
+    world.pods[name]["metadata"]["deletionTimestamp"] = stamp(world.now)
+    world.tick()  # the operator does not see it in between
+    world.tick()
+    world.run(8)
+    expected = "demo-trainer-a2" if role == "trainer" else "demo-rollout-spot-0-a2"
+    assert expected in attempts(world, role)
+    assert status(world)["lastFailure"]["reason"] == "PodDeleted"
+    assert status(world)["lastFailure"]["kind"] == "Infrastructure"
+    assert world.state() == "Running"
+
+
+def test_a_custom_trainer_of_one_pod_is_not_complete_because_somebody_deleted_it() -> None:
+    template = {"spec": {"containers": [{"name": "main", "image": "x", "command": ["train"]}]}}
+    spec = job_spec(framework={"type": "Custom"})
+    for key in ("algorithm", "model"):
+        del spec[key]
+    spec["trainer"] |= {"template": template, "nodes": nodes(1)}
+    spec["rollout"]["template"] = template
+    world = World(spec)
+    world.exit_on_sigterm = 0
+    world.run(8)
+    world.pods[trainer_pod(world)]["metadata"]["deletionTimestamp"] = stamp(world.now)
+    world.tick()
+    world.tick()
+    world.run(8)
+    assert world.condition("Complete")["status"] == "False"
+    assert attempts(world) == ["demo-trainer-a2"]

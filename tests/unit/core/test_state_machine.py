@@ -110,6 +110,10 @@ class Policy(RuleBasedStateMachine):
         pods = list(self.world.pods.values())
         pods[pick % len(pods)]["metadata"]["deletionTimestamp"] = self.world.now.isoformat()
 
+    @rule(code=st.sampled_from([0, 143]))
+    def programs_exit_with(self, code: int) -> None:
+        self.world.exit_on_sigterm = code
+
     @precondition(lambda self: self.world.nodes)
     @rule(pick=st.integers(0, 10), back=st.booleans())
     def lose_node(self, pick: int, back: bool) -> None:
