@@ -32,7 +32,7 @@ async def run_operator(settings: Settings, *, stop: asyncio.Event | None = None)
     except LeadershipLost as error:
         log.error("leadership lost, ending at once: %s", error)
         return 1
-    except KubeError as error:
+    except (KubeError, handlers.WatchLost) as error:
         log.error("%s", error)
         return 1
     except OSError as error:

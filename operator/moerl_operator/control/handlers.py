@@ -121,7 +121,15 @@ async def watch(
     if threading.current_thread() is threading.main_thread():
         for each in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(each, stop.set)
-    await kopf.run_tasks(tasks, ignored=_EveryTask())
+    try:
+        await kopf.run_tasks(tasks, ignored=_EveryTask())
+    except Exception as error:
+        # Whatever it was, the process starts anew with fresh lists; one line says why.
+        raise WatchLost(f"the watches ended: {type(error).__name__}: {error}") from error
+
+
+class WatchLost(Exception):
+    """kopf gave up: an unexpected error in a watch stream, or a login that fails for good."""
 
 
 class _EveryTask(frozenset[Any]):
