@@ -115,8 +115,8 @@ class EpBackend(ABC):
         """[T, ...] of this rank -> [N, ...] for this rank's experts, any row type."""
 
     @abstractmethod
-    def _pull(self, rows: Tensor, handle: Handle) -> Pending:
-        """[N, hidden] -> [T, hidden]: the sum of each token's rows, fp32 (fp64 for fp64), in fixed order."""
+    def _pull(self, rows: Tensor, handle: Handle, weights: Tensor | None = None) -> Pending:
+        """[N, hidden], [N] -> [T, hidden]: the (weighted) sum of each token's rows, fp32 (fp64), in fixed order."""
 
     @abstractmethod
     def _push_slots(self, values: Tensor, handle: Handle) -> Tensor:
@@ -148,8 +148,8 @@ class EpBackend(ABC):
 
         topk_idx: [T, k] integers, -1 for an empty slot; or the `handle` of an earlier dispatch.
         topk_weights: [T, k] fp32, carried along. T may be 0, and may differ between ranks.
-        Raises EpInputError on all ranks if any rank's tensors break the configuration (in size_mode static:
-        on this rank now, on the others at check()).
+        Raises EpInputError on all ranks if any rank's tensors break the configuration. In size_mode static that
+        waits until check(); the rank in question takes part without tokens until then.
         """
         return self.dispatch_start(x, topk_idx, topk_weights, handle=handle).finish()  # type: ignore[no-any-return]
 
@@ -163,7 +163,7 @@ class EpBackend(ABC):
     ) -> Pending:
         """The sending half of dispatch; `.finish()` gives the Dispatched. Gradients need the whole call."""
         if handle is None:
-            handle = self._plan(x, topk_idx, topk_weights)
+            x, topk_weights, handle = self._plan(x, topk_idx, topk_weights)
         if topk_weights is not None:
             topk_weights = topk_weights.float() if x.dtype != torch.float64 else topk_weights.double()
         if self.config.wire == "fp8":
@@ -195,7 +195,7 @@ class EpBackend(ABC):
         if torch.is_grad_enabled() and (y.requires_grad or (weights is not None and weights.requires_grad)):
             out = _Combine.apply(y, weights, self, handle)  # type: ignore[no-untyped-call]
             return Pending(lambda: out)
-        return self._pull(_weighted(y, weights), handle)
+        return self._pull(y, handle, weights)
 
     def check(self) -> None:
         """Raise on all ranks what size_mode static could not raise at once: EpOverflow or EpInputError.
@@ -211,7 +211,11 @@ class EpBackend(ABC):
                 "or leave it out; the results since the last check are void"
             )
         if worst[1]:
-            raise EpInputError(f"rank {worst[1] - 1} brought tensors that break the configuration")
+            here, self._fault_text = self._fault_text, ""
+            raise EpInputError(
+                f"rank {worst[1] - 1} brought tensors that break the configuration"
+                + (f" (here: {here})" if here else "")
+            )
 
     def transport_report(self) -> dict[str, Any]:
         """What this backend knows of the path that rows take; `moerl_kernels` gathers the evidence around it."""
@@ -260,8 +264,10 @@ class EpBackend(ABC):
             return 4, f"topk_weights has shape {list(topk_weights.shape)}, topk_idx {list(topk_idx.shape)}"
         return 0, ""
 
-    def _plan(self, x: Tensor, topk_idx: Tensor | None, topk_weights: Tensor | None) -> Handle:
-        """Check the tensors of all ranks, then route; either every rank gets a Handle or (exact mode) all raise."""
+    def _plan(
+        self, x: Tensor, topk_idx: Tensor | None, topk_weights: Tensor | None
+    ) -> tuple[Tensor, Tensor | None, Handle]:
+        """Check the tensors of all ranks, then route; in exact mode either all ranks go on or all raise."""
         rule, seen = self._broken_rule(x, topk_idx, topk_weights)
         if rule or topk_idx is None:
             topk_idx = torch.zeros(0, self.config.top_k, dtype=torch.int64, device=self.group.device)
@@ -277,15 +283,16 @@ class EpBackend(ABC):
                     "; ".join(f"rank {rank}: {RULES[code]}" for rank, code in broken.items())
                     + (f" (here: {seen})" if seen else "")
                 )
-            return self._route(topk_idx, headers)
-        # Static mode reads nothing: the others learn at check(). They are on their way into the collectives, so
-        # join those with no tokens before saying why.
+            return x, topk_weights, self._route(topk_idx, headers)
+        # Static mode reads nothing, so nobody can be told now. A rank with bad tensors goes on without any, because
+        # the others are on their way into the same collectives; check() then raises on all.
         handle = self._route(topk_idx, None)
         self._fault[1] = torch.maximum(self._fault[1], (strange + rule > 0).long() * (self.group.rank + 1))
         if rule:
-            self._push(torch.zeros(0, self.config.hidden, dtype=self.config.dtype, device=self.group.device), handle)
-            raise EpInputError(f"rank {self.group.rank}: {RULES[rule]} ({seen})")
-        return handle
+            self._fault_text = f"{RULES[rule]} ({seen})"
+            x = torch.zeros(0, self.config.hidden, dtype=self.config.dtype, device=self.group.device)
+            topk_weights = None if topk_weights is None else x.new_zeros(0, self.config.top_k)
+        return x, topk_weights, handle
 
     def _headers(self, topk_idx: Tensor, rule: Tensor) -> list[list[int]]:
         """The one host read of exact mode: per rank [tokens, rule, slots per expert (E), tokens per rank (R)]."""
@@ -306,7 +313,7 @@ class EpBackend(ABC):
         self._fault[0] = torch.maximum(self._fault[0], (total - rows).clamp(min=0))
 
 
-def _weighted(y: Tensor, weights: Tensor | None) -> Tensor:
+def weighted(y: Tensor, weights: Tensor | None) -> Tensor:
     """weights * y in fp32, back in y's dtype."""
     if weights is None:
         return y
@@ -337,7 +344,7 @@ class _Combine(torch.autograd.Function):
     def forward(ctx: Any, y: Tensor, weights: Tensor | None, backend: EpBackend, handle: Handle) -> Any:
         ctx.backend, ctx.handle = backend, handle
         ctx.save_for_backward(y, weights)
-        return backend._pull(_weighted(y, weights), handle).finish()
+        return backend._pull(y, handle, weights).finish()
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
@@ -347,4 +354,4 @@ class _Combine(torch.autograd.Function):
             return rows, None, None, None
         wide = torch.promote_types(y.dtype, torch.float32)
         grad_w = (rows.to(wide) * y.to(wide)).sum(-1).to(weights.dtype)
-        return _weighted(rows, weights), grad_w, None, None
+        return weighted(rows, weights), grad_w, None, None

@@ -14,6 +14,7 @@ from torch import Tensor
 from moerl_kernels.backend import EpBackend, Handle, Pending
 from moerl_kernels.config import Capabilities
 from moerl_kernels.routing import arrange, local_expert, owners
+from moerl_kernels.rows import sum_slots
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,9 +86,10 @@ class NcclAllGather(EpBackend):
 
         return Pending(finish)
 
-    def _pull(self, rows: Tensor, handle: Handle) -> Pending:
+    def _pull(self, rows: Tensor, handle: Handle, weights: Tensor | None = None) -> Pending:
         extra: _Extra = handle.extra
-        partial = sum_slots(rows, _first_per_row(extra.slots) if self.config.layout == "compact" else extra.slots)
+        slots = _first_per_row(extra.slots) if self.config.layout == "compact" else extra.slots
+        partial = sum_slots(rows, slots, weights)
         received, work = self.group.exchange(partial.to(rows.dtype), async_op=True)
 
         def finish() -> Tensor:
@@ -134,22 +136,6 @@ class NcclAllGather(EpBackend):
         if extra.local_idx.numel() == 0:
             return extra.local_idx.new_empty((handle.rows, self.config.top_k))
         return extra.local_idx.index_select(0, extra.source)
-
-
-def sum_slots(rows: Tensor, slots: Tensor) -> Tensor:
-    """[N, hidden], [T, k] -> [T, hidden]: the rows of each token's slots added in slot order, in fp32 (fp64 for fp64).
-
-    A slot of N or more adds nothing, whatever stands in any row.
-    """
-    wide = torch.promote_types(rows.dtype, torch.float32)
-    total = torch.zeros(slots.shape[0], rows.shape[1], dtype=wide, device=rows.device)
-    if rows.shape[0] == 0:
-        return total
-    for slot in slots.unbind(1):
-        there = slot < rows.shape[0]
-        part = rows.index_select(0, slot.clamp(max=rows.shape[0] - 1)).to(wide)
-        total = total + part.where(there.unsqueeze(-1), 0)
-    return total
 
 
 def _first_per_row(slots: Tensor) -> Tensor:

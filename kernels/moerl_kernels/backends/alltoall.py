@@ -10,10 +10,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from moerl_kernels.backend import EpBackend, Handle, Pending
-from moerl_kernels.backends.allgather import sum_slots
+from moerl_kernels.backend import EpBackend, Handle, Pending, weighted
 from moerl_kernels.config import Capabilities
 from moerl_kernels.routing import arrange, owners
+from moerl_kernels.rows import gather_rows, sum_slots
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +112,7 @@ class NcclAllToAll(EpBackend):
         origin = origin[:rows]
         local_idx = None
         if config.layout == "compact":
-            local_idx = _take(arrived, origin)
+            local_idx = gather_rows(arrived, origin)
         done = _Extra(
             extra.send,
             extra.receive,
@@ -138,19 +138,20 @@ class NcclAllToAll(EpBackend):
 
     def _push(self, x: Tensor, handle: Handle) -> Pending:
         extra: _Extra = handle.extra
-        outgoing = _take(x, extra.unit // self._units_per_token())
+        outgoing = gather_rows(x, extra.unit // self._units_per_token())
         arrived, work = self.group.exchange(outgoing, send=extra.send, receive=extra.receive, async_op=True)
 
         def finish() -> Tensor:
             if work is not None:
                 work.wait()
-            return _take(arrived, extra.origin)
+            return gather_rows(arrived, extra.origin)
 
         return Pending(finish)
 
-    def _pull(self, rows: Tensor, handle: Handle) -> Pending:
+    def _pull(self, rows: Tensor, handle: Handle, weights: Tensor | None = None) -> Pending:
         extra: _Extra = handle.extra
-        outgoing = _take(rows, extra.kept.clamp(max=max(handle.rows - 1, 0)))
+        rows = weighted(rows, weights)  # in the row's type: the owner does not know the weights of its rows
+        outgoing = gather_rows(rows, extra.kept.clamp(max=max(handle.rows - 1, 0)))
         back, work = self.group.exchange(outgoing, send=extra.receive, receive=extra.send, async_op=True)
 
         def finish() -> Tensor:
@@ -164,20 +165,20 @@ class NcclAllToAll(EpBackend):
     def _push_slots(self, values: Tensor, handle: Handle) -> Tensor:
         extra: _Extra = handle.extra
         if extra.mask is None:
-            outgoing = _take(values.reshape(-1, 1), extra.unit)
+            outgoing = gather_rows(values.reshape(-1, 1), extra.unit)
         else:
-            outgoing = _take((values.unsqueeze(1) * extra.mask).flatten(0, 1), extra.unit)
+            outgoing = gather_rows((values.unsqueeze(1) * extra.mask).flatten(0, 1), extra.unit)
         arrived, _ = self.group.exchange(outgoing, send=extra.send, receive=extra.receive)
-        out = _take(arrived, extra.origin)
+        out = gather_rows(arrived, extra.origin)
         return out[:, 0] if extra.mask is None else out
 
     def _pull_slots(self, values: Tensor, handle: Handle) -> Tensor:
         extra: _Extra = handle.extra
         columns = values.reshape(handle.rows, 1 if extra.mask is None else self.config.top_k)
-        outgoing = _take(columns, extra.kept.clamp(max=max(handle.rows - 1, 0)))
+        outgoing = gather_rows(columns, extra.kept.clamp(max=max(handle.rows - 1, 0)))
         back, _ = self.group.exchange(outgoing, send=extra.receive, receive=extra.send)
         there = (extra.place < back.shape[0]).unsqueeze(-1)
-        units = _take(back, extra.place.clamp(max=max(back.shape[0] - 1, 0))).where(there, 0)
+        units = gather_rows(back, extra.place.clamp(max=max(back.shape[0] - 1, 0))).where(there, 0)
         if extra.mask is None:
             return units.view(handle.tokens, self.config.top_k)
         units = units.view(handle.tokens, self.group.size, self.config.top_k)
@@ -186,12 +187,3 @@ class NcclAllToAll(EpBackend):
     def _local_idx(self, handle: Handle) -> Tensor | None:
         extra: _Extra = handle.extra
         return extra.local_idx
-
-
-def _take(x: Tensor, index: Tensor) -> Tensor:
-    """x[index] for any row type; zeros where x has no rows at all (the index then points at gaps only)."""
-    if x.shape[0] == 0:
-        return torch.zeros((index.numel(), *x.shape[1:]), dtype=x.dtype, device=x.device)
-    if x.dtype == torch.float8_e4m3fn:
-        return x.view(torch.uint8).index_select(0, index).view(x.dtype)
-    return x.index_select(0, index)

@@ -92,13 +92,13 @@ class Reference(EpBackend):
                 rows[i] = parts[row[0]][row[1]]
         return Pending(lambda: rows)
 
-    def _pull(self, rows: Tensor, handle: Handle) -> Pending:
-        parts = self._everything(rows)
+    def _pull(self, rows: Tensor, handle: Handle, weights: Tensor | None = None) -> Pending:
         wide = torch.promote_types(rows.dtype, torch.float32)
+        parts = self._everything(rows.to(wide) if weights is None else rows.to(wide) * weights.to(wide).unsqueeze(-1))
         total = torch.zeros(handle.tokens, rows.shape[1], dtype=wide, device=rows.device)
         for token, slot, rank, i in self._mine(handle):
             del slot  # _mine yields in slot order, which is the order of the sum
-            total[token] += parts[rank][i].to(wide)
+            total[token] += parts[rank][i]
         result = total.to(rows.dtype)
         return Pending(lambda: result)
 
