@@ -62,9 +62,9 @@ def manifest(folder: Path, **changes: Any) -> Path:
 
 
 def prepare(path: Path, *, first_attempt: int) -> tuple[LocalRun, Layout]:
-    name, raw, spec = load_manifest(path)
+    name, raw = load_manifest(path)
     state = path.parent / f"state-{first_attempt}"
-    layout = lay_out(name, raw, spec, state=state, storage=None)
+    layout = lay_out(name, raw, state=state)
     return LocalRun(layout, first_attempt=first_attempt, logs=state / "logs", max_restarts=3), layout
 
 
@@ -181,3 +181,14 @@ def test_ports_are_distinct_and_the_password_is_in_no_command(tmp_path: Path) ->
     places = [member.env["MOERL_ENGINE_URL"] for member in layout.rollouts if member.role == "engine"]
     places += [member.env["MOERL_AGENT_PORT"] for member in layout.rollouts if member.role == "driver"]
     assert len(set(places)) == 4
+
+
+def test_storage_and_model_of_the_command_line_win(tmp_path: Path) -> None:
+    name, raw = load_manifest(manifest(tmp_path))
+    layout = lay_out(name, raw, state=tmp_path / "s", storage=tmp_path / "kept", model=str(tmp_path / "warm"))
+    written = json.loads(Path(layout.common["MOERL_CONFIG"]).read_text())["spec"]
+    assert written["model"] == {"uri": (tmp_path / "warm").as_uri()}
+    assert written["storage"]["checkpoints"] == (tmp_path / "kept/checkpoints").as_uri()
+    assert written["storage"]["dataset"] == raw["storage"]["dataset"]
+    assert layout.spec.storage is not None
+    assert layout.spec.storage.artifacts == (tmp_path / "kept/artifacts").as_uri()

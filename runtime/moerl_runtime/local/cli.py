@@ -6,6 +6,7 @@ import asyncio
 import shutil
 import sys
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
 
 import click
@@ -43,22 +44,36 @@ def local() -> None:
     help="Put checkpoints and artifacts below this folder instead of where the manifest says. "
     "A second run with the same folder resumes.",
 )
-def run(manifest: Path, state: Path | None, storage: Path | None) -> None:
+@click.option(
+    "--model",
+    help="Start from this model folder (a path, file:// or s3://) instead of spec.model, "
+    "for instance one made by `python -m moerl_runtime.model.warmstart --out DIR`.",
+)
+def run(manifest: Path, state: Path | None, storage: Path | None, model: str | None) -> None:
     """Run MANIFEST to its end: buffer, environment, engines and drivers, trainer, with a live table.
 
     Exit code 0 when the final policy is written, 143 after Ctrl-C, else the trainer's.
     """
     try:
-        sys.exit(asyncio.run(_run(manifest, state, storage)))
+        sys.exit(asyncio.run(_run(manifest, Overrides(state=state, storage=storage, model=model))))
     except (ConfigError, StorageError) as error:
         click.echo(f"moerl local: {error}", err=True)
         sys.exit(2)
 
 
-async def _run(manifest: Path, state: Path | None, storage: Path | None) -> int:
-    name, raw, spec = load_manifest(manifest)
-    folder = state or Path(tempfile.mkdtemp(prefix="moerl-local-"))
-    layout = lay_out(name, raw, spec, state=folder, storage=storage)
+@dataclass(frozen=True, slots=True)
+class Overrides:
+    """The command line's options."""
+
+    state: Path | None
+    storage: Path | None
+    model: str | None
+
+
+async def _run(manifest: Path, options: Overrides) -> int:
+    name, raw = load_manifest(manifest)
+    folder = options.state or Path(tempfile.mkdtemp(prefix="moerl-local-"))
+    layout = lay_out(name, raw, state=folder, storage=options.storage, model=options.model)
     (layout.run_dir / progress.FILE).unlink(missing_ok=True)
     found = await asyncio.to_thread(_resumable, layout)
     if found is not None:
@@ -67,12 +82,12 @@ async def _run(manifest: Path, state: Path | None, storage: Path | None) -> int:
         layout,
         first_attempt=found.attempt + 1 if found else 1,
         logs=folder / "logs",
-        max_restarts=spec.trainer.failure_policy.max_restarts,
+        max_restarts=layout.spec.trainer.failure_policy.max_restarts,
     )
     click.echo(f"logs in {folder / 'logs'}; the first figures come once torch is imported (10-40 s)")
     code = await _show(run, layout, name)
     _conclude(run, progress.read(layout.run_dir), code)
-    if code == 0 and state is None:
+    if code == 0 and options.state is None:
         shutil.rmtree(folder, ignore_errors=True)
     return code
 

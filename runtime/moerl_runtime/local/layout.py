@@ -70,8 +70,8 @@ class Layout:
         )
 
 
-def load_manifest(path: Path) -> tuple[str, dict[str, Any], JobSpec]:
-    """(name, spec as written, spec as read) of the one MoERLJob in a YAML file. ConfigError in one line."""
+def load_manifest(path: Path) -> tuple[str, dict[str, Any]]:
+    """(name, spec as written) of the one MoERLJob in a YAML file. ConfigError in one line."""
     try:
         documents = [one for one in yaml.safe_load_all(path.read_text()) if one]
     except OSError as error:
@@ -89,7 +89,7 @@ def load_manifest(path: Path) -> tuple[str, dict[str, Any], JobSpec]:
         place = ".".join(["spec", *(str(part) for part in first["loc"])])
         raise ConfigError(f"{path}: {place}: {first['msg']}") from error
     _check(path, spec)
-    return str(name), jobs[0]["spec"], spec
+    return str(name), jobs[0]["spec"]
 
 
 def _check(path: Path, spec: JobSpec) -> None:
@@ -101,10 +101,18 @@ def _check(path: Path, spec: JobSpec) -> None:
         raise ConfigError(f"{path}: spec.rollout.pools: nodesPerReplica above 1 needs a cluster")
 
 
-def lay_out(name: str, raw_spec: dict[str, Any], spec: JobSpec, *, state: Path, storage: Path | None) -> Layout:
+def lay_out(
+    name: str,
+    raw_spec: dict[str, Any],
+    *,
+    state: Path,
+    storage: Path | None = None,
+    model: str | None = None,
+) -> Layout:
     """Choose ports, write job.json below `state`, and say what runs.
 
-    With `storage` checkpoints and artifacts go below that folder, whatever the manifest says.
+    With `storage` checkpoints and artifacts go below that folder, and with `model` (a path or location of a model
+    folder) training starts there, whatever the manifest says.
     """
     run_dir = state / "run"
     run_dir.mkdir(parents=True, exist_ok=True)
@@ -114,7 +122,9 @@ def lay_out(name: str, raw_spec: dict[str, Any], spec: JobSpec, *, state: Path, 
             "artifacts": (storage / "artifacts").resolve().as_uri(),
         }
         raw_spec = {**raw_spec, "storage": {**(raw_spec.get("storage") or {}), **places}}
-        spec = JobSpec.model_validate(raw_spec)
+    if model is not None:
+        raw_spec = {**raw_spec, "model": {"uri": model if "://" in model else Path(model).resolve().as_uri()}}
+    spec = JobSpec.model_validate(raw_spec)
     config = state / "job.json"
     config.write_text(json.dumps({"metadata": {"name": name, "namespace": "local", "uid": ""}, "spec": raw_spec}))
     replicas = [(pool.name, at) for pool in spec.rollout.pools for at in range(pool.wanted)]
