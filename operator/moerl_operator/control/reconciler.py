@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
+from moerl_operator.control.batches import batches, gathered
 from moerl_operator.control.cache import Cache
 from moerl_operator.control.children import Children, ForeignChild, is_passing, is_terminating
 from moerl_operator.control.observer import Observer
@@ -25,6 +26,7 @@ from moerl_operator.observe.metrics import Metrics
 JobKey = tuple[str, str]
 """(namespace, name) of a MoERLJob."""
 
+AT_ONCE = 8  # requests of one job in flight: enough to hide the server's latency, few beside its fair share
 ROUNDS = 3  # of observing again after a dry run
 SOON = 1.0  # s, after a change whose effect is to be seen, or a conflict
 REFUSED_SECONDS = 300.0  # the same content is refused again, until somebody changes something
@@ -122,10 +124,9 @@ class Reconciler:
         return snapshot, plan
 
     async def _dry_run(self, job: Obj, objects: tuple[Obj, ...]) -> None:
-        error = None
-        for obj in objects:
-            if (error := await self._children.dry_run(obj)) is not None:
-                break
+        """Ask the server about all of them at once; the first objection in the plan's order counts."""
+        answers = await gathered([self._children.dry_run(obj) for obj in objects], at_once=AT_ONCE)
+        error = next((answer for answer in answers if answer is not None), None)
         meta = job["metadata"]
         self._dry_runs[meta["uid"]] = _DryRun(int(meta.get("generation") or 0), error)
 
@@ -136,16 +137,19 @@ class Reconciler:
     # --- applying --------------------------------------------------------------------------------------
 
     async def _carry_out(self, job: Obj, actions: tuple[Action, ...]) -> Trouble | None:
-        """All actions in order; the first that fails ends the round, since later ones may build on it."""
+        """All actions, batch after batch; a batch with a failure ends the round, since later ones may build on it."""
         uid = job["metadata"]["uid"]
-        for action in actions:
-            name = type(action).__name__
-            trouble = await self._carry_out_one(job, uid, action)
-            self._metrics.actions.labels(name, "error" if trouble else "ok").inc()
-            if trouble:
-                log.warning("%s: %s", name, trouble.message)
+        for batch in batches(actions):
+            troubles = await gathered([self._carry_out_one(job, uid, action) for action in batch], at_once=AT_ONCE)
+            for action, trouble in zip(batch, troubles, strict=True):
+                name = type(action).__name__
+                self._metrics.actions.labels(name, "error" if trouble else "ok").inc()
+                if trouble:
+                    log.warning("%s: %s", name, trouble.message)
+                else:
+                    log.info("%s %s", name, _subject(action))
+            if trouble := next((trouble for trouble in troubles if trouble), None):
                 return trouble
-            log.info("%s %s", name, _subject(action))
         self._foreign.pop(uid, None)
         return None
 
@@ -223,7 +227,7 @@ class Reconciler:
         return True
 
     async def _refresh(self, meta: Obj) -> None:
-        """Our picture of the job was out of date: look, rather than wait for a watch that may be the one that failed."""
+        """Our picture of the job was out of date: look, rather than wait for a watch that may have failed."""
         found = await self._kube.get(Kinds.MOERL_JOB, meta["namespace"], meta["name"])
         if found is not None:
             self._cache.put(Kinds.MOERL_JOB, found)
