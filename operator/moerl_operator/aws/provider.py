@@ -37,6 +37,7 @@ LIST_SECONDS = 5.0
 MOVING_SECONDS = 4.0
 STEADY_SECONDS = 20.0
 CLUSTER_SECONDS = 600.0
+ERROR_SECONDS = 2.0  # a storm of events must not become a storm of calls that fail
 
 _STEADY = ("ACTIVE", "DEGRADED", "CREATE_FAILED", "DELETE_FAILED")
 
@@ -54,6 +55,7 @@ class AwsProvider:
         self._refusals = Refusals(rng)
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._cluster: dict[str, Any] | None = None
+        self._failed: tuple[float, AwsError] | None = None  # (until when it is believed, the latest failure)
         self._last_activity: dict[str, str] = {}  # group -> newest activity when we last changed its size
 
     @property
@@ -73,12 +75,18 @@ class AwsProvider:
 
     async def observe(self, uid: str) -> AwsObservation:
         """Groups and launch templates of the job; never raises for what AWS answers, see AwsObservation.error."""
+        now = asyncio.get_running_loop().time()
         try:
+            if self._failed is not None and now < self._failed[0]:
+                raise AwsFailure(self._failed[1])
             await self._know_cluster()
             groups, templates = await asyncio.gather(self._groups_of(uid), self._templates_of(uid))
             observation = AwsObservation(node_groups=groups, launch_templates=templates)
-        except AwsFailure as error:
-            observation = AwsObservation(error=error.error)
+            self._failed = None
+        except AwsFailure as failure:
+            if self._failed is None or now >= self._failed[0]:
+                self._failed = (now + ERROR_SECONDS, failure.error)
+            observation = AwsObservation(error=failure.error)
         if refusal := self._refusals.get(uid):
             return replace(observation, refused=refusal.error, retry_at=refusal.retry_at)
         return observation

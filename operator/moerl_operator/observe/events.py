@@ -41,6 +41,8 @@ class Recorder:
             try:
                 await self._kube.create(Kinds.EVENT, event_object(job, event, now, self._identity))
             except KubeError as error:
+                if "being terminated" in error.message:
+                    return  # nobody will read them
                 log.warning("event %s was not posted: %s", event.reason, error)
 
 

@@ -242,3 +242,11 @@ async def test_a_storm_of_observations_asks_aws_once(aws: Watched, emulator: Emu
     await asyncio.gather(*(aws.provider.observe(UID) for _ in range(50)))
 
     assert len(aws.made) <= 6, aws.made
+
+
+async def test_a_storm_of_observations_that_fail_asks_aws_once(aws: Watched, emulator: Emulator) -> None:
+    emulator.fault("access-denied")
+    for _ in range(20):
+        observation = await aws.provider.observe(UID)
+        assert observation.error is not None
+    assert len(aws.made) == 1
