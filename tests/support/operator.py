@@ -18,6 +18,7 @@ from typing import Any
 
 from moerl_local.cluster.controlplane import read_audit
 from moerl_local.cluster.handle import Cluster
+from support.waiting import until
 
 ACCOUNT = "system:serviceaccount:moerl-system:moerl-operator"
 MOERL = str(Path(sys.executable).with_name("moerl"))
@@ -28,9 +29,17 @@ START_SECONDS = 120  # a loaded machine takes half a minute for the imports alon
 class OperatorProcess:
     """`moerl operator run`; can be ended and started again."""
 
-    def __init__(self, cluster: Cluster, folder: Path, *, namespaces: tuple[str, ...] = (), **env: str) -> None:
-        self._cluster = cluster
-        self._namespaces = namespaces
+    def __init__(
+        self,
+        cluster: Cluster,
+        folder: Path,
+        *,
+        kubeconfig: Path | None = None,
+        arguments: tuple[str, ...] = (),
+        **env: str,
+    ) -> None:
+        self._kubeconfig = kubeconfig or cluster.operator_kubeconfig
+        self._arguments = arguments
         self.log_file = folder / "operator.log"
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
@@ -45,26 +54,39 @@ class OperatorProcess:
         }
         self.process: subprocess.Popen[bytes] | None = None
 
-    def start(self) -> None:
-        """Start, and wait until it is ready."""
+    def launch(self) -> None:
+        """Start the process."""
         command = [
             MOERL,
             "operator",
             "run",
-            f"--kubeconfig={self._cluster.operator_kubeconfig}",
+            f"--kubeconfig={self._kubeconfig}",
             "--cluster-name=moerl-local",
             f"--port={self.port}",
             "--host=127.0.0.1",
             "--log-format=text",
-            *(f"--namespace={name}" for name in self._namespaces),
+            *self._arguments,
         ]
         with self.log_file.open("ab") as log:
             self.process = subprocess.Popen(command, env=self._env, stdout=log, stderr=log)
+
+    def start(self) -> None:
+        """Start, and wait until it leads and is ready."""
+        self.launch()
+        assert self.process is not None
         end = time.monotonic() + START_SECONDS
         while self.get("/readyz")[0] != 200 or self.metric("moerl_leader") != 1:
             if self.process.poll() is not None or time.monotonic() > end:
                 raise RuntimeError(f"the operator did not become ready:\n{self.log()}")
             time.sleep(0.2)
+
+    async def answers(self, path: str) -> None:
+        """Wait until a page is answered with 200."""
+
+        async def well() -> bool:
+            return self.get(path)[0] == 200
+
+        await until(f"{path} of the operator is 200", well, seconds=START_SECONDS)
 
     def stop(self, how: signal.Signals = signal.SIGTERM) -> int:
         """End it; the exit code."""

@@ -21,17 +21,28 @@ UID = "0f1e2d3c-4b5a-6978-8796-a5b4c3d2e1f0"
 FACTS = {
     "c7i.large": w.InstanceFacts("c7i.large", vcpus=2, memory_mib=4096, usd_per_hour=0.1),
     "c7i.xlarge": w.InstanceFacts("c7i.xlarge", vcpus=4, memory_mib=8192, usd_per_hour=0.2),
-    "p5en.48xlarge": w.InstanceFacts("p5en.48xlarge", gpus=8, efa_interfaces=16, network_cards=16, vcpus=192,
-                                     memory_mib=2097152, usd_per_hour=63.3),
-    "p5.48xlarge": w.InstanceFacts("p5.48xlarge", gpus=8, efa_interfaces=32, network_cards=32, vcpus=192,
-                                   memory_mib=2097152, usd_per_hour=55.0),
+    "p5en.48xlarge": w.InstanceFacts(
+        "p5en.48xlarge", gpus=8, efa_interfaces=16, network_cards=16, vcpus=192, memory_mib=2097152, usd_per_hour=63.3
+    ),
+    "p5.48xlarge": w.InstanceFacts(
+        "p5.48xlarge", gpus=8, efa_interfaces=32, network_cards=32, vcpus=192, memory_mib=2097152, usd_per_hour=55.0
+    ),
     "g6.xlarge": w.InstanceFacts("g6.xlarge", gpus=1, vcpus=4, memory_mib=16384, usd_per_hour=0.8),
 }
 ZONES = ("us-east-1a", "us-east-1b")
-_PLURALS = {"Job": "jobs", "Deployment": "deployments", "StatefulSet": "stateful_sets", "Service": "services",
-            "ConfigMap": "config_maps", "Secret": "secrets", "ServiceAccount": "service_accounts", "Role": "roles",
-            "RoleBinding": "role_bindings", "NetworkPolicy": "network_policies",
-            "PodDisruptionBudget": "disruption_budgets"}
+_PLURALS = {
+    "Job": "jobs",
+    "Deployment": "deployments",
+    "StatefulSet": "stateful_sets",
+    "Service": "services",
+    "ConfigMap": "config_maps",
+    "Secret": "secrets",
+    "ServiceAccount": "service_accounts",
+    "Role": "roles",
+    "RoleBinding": "role_bindings",
+    "NetworkPolicy": "network_policies",
+    "PodDisruptionBudget": "disruption_budgets",
+}
 
 
 def stamp(moment: datetime) -> str:
@@ -52,8 +63,12 @@ def node_class(**changes: Any) -> Obj:
 
 def nodes(count: int | None = None, kind: str = "c7i.large", **more: Any) -> Obj:
     """Node requirements as the server defaults them."""
-    out: Obj = {"nodeClassName": "default", "provisioner": "ManagedNodeGroup", "instanceTypes": [kind],
-                "capacityType": "OnDemand"} | more
+    out: Obj = {
+        "nodeClassName": "default",
+        "provisioner": "ManagedNodeGroup",
+        "instanceTypes": [kind],
+        "capacityType": "OnDemand",
+    } | more
     return out | ({"count": count} if count else {})
 
 
@@ -66,8 +81,10 @@ def job_spec(**changes: Any) -> Obj:
         "model": {"preset": "TinyQwen3MoE"},
         "storage": {"dataset": "builtin://reverse-4", "checkpoints": "s3://b/c", "artifacts": "s3://b/a"},
         "communication": {"expertParallel": {"backend": "Auto", "transport": "Auto", "onMismatch": "Fail"}},
-        "trainer": {"nodes": nodes(2), "failurePolicy": {"maxRestarts": 2, "backoff": {"initialSeconds": 5,
-                                                                                       "maxSeconds": 300}}},
+        "trainer": {
+            "nodes": nodes(2),
+            "failurePolicy": {"maxRestarts": 2, "backoff": {"initialSeconds": 5, "maxSeconds": 300}},
+        },
         "rollout": {
             "pools": [{"name": "spot", "replicas": 2, "nodesPerReplica": 1, "nodes": nodes(capacityType="Spot")}],
             "failurePolicy": {"maxRestarts": 2, "backoff": {"initialSeconds": 5, "maxSeconds": 300}},
@@ -95,7 +112,8 @@ class World:
     def __init__(self, spec: Obj | None = None, **class_changes: Any) -> None:
         self.now = START
         self.job: Obj | None = {
-            "apiVersion": names.API_VERSION, "kind": "MoERLJob",
+            "apiVersion": names.API_VERSION,
+            "kind": "MoERLJob",
             "metadata": {"name": "demo", "namespace": "ml", "uid": UID, "generation": 1, "finalizers": []},
             "spec": spec or job_spec(),
         }
@@ -129,17 +147,28 @@ class World:
         kinds: dict[str, Any] = {plural: [] for plural in _PLURALS.values()}
         for (kind, _), obj in self.children.items():
             kinds[_PLURALS[kind]].append(obj)
-        observed = w.AwsObservation(error=self.aws_error) if self.aws_error else w.AwsObservation(
-            node_groups=tuple(self._observe(g) for g in self.groups.values()
-                              if g.tags[names.TAG_OWNER] == f"job/{UID}"),
-            launch_templates={n: f"lt-{n}" for n in sorted(self.templates)}, refused=self.refused,
+        observed = (
+            w.AwsObservation(error=self.aws_error)
+            if self.aws_error
+            else w.AwsObservation(
+                node_groups=tuple(
+                    self._observe(g) for g in self.groups.values() if g.tags[names.TAG_OWNER] == f"job/{UID}"
+                ),
+                launch_templates={n: f"lt-{n}" for n in sorted(self.templates)},
+                refused=self.refused,
+            )
         )
         return w.Snapshot(
-            job=self.job, now=self.now,
+            job=self.job,
+            now=self.now,
             installation=w.Installation("test", "moerl", "arn:aws:eks:us-east-1:111122223333:cluster/moerl"),
-            node_classes=self.classes, instance_facts={} if self.aws_error else self.facts,
-            pods=tuple(self.pods.values()), nodes=tuple(self.nodes.values()), aws=observed,
-            dry_run_error=self.asked.get(generation), dry_run_done=self.asked.get(generation, "no") is None,
+            node_classes=self.classes,
+            instance_facts={} if self.aws_error else self.facts,
+            pods=tuple(self.pods.values()),
+            nodes=tuple(self.nodes.values()),
+            aws=observed,
+            dry_run_error=self.asked.get(generation),
+            dry_run_done=self.asked.get(generation, "no") is None,
             **{key: tuple(value) for key, value in kinds.items()},
         )
 
@@ -221,12 +250,14 @@ class World:
     def lose_node(self, name: str) -> None:
         """A node stops answering; its pods stay as they were."""
         self.nodes[name]["status"]["conditions"] = [
-            {"type": "Ready", "status": "Unknown", "lastTransitionTime": stamp(self.now)}]
+            {"type": "Ready", "status": "Unknown", "lastTransitionTime": stamp(self.now)}
+        ]
 
     def heal_node(self, name: str) -> None:
         """A node answers again."""
         self.nodes[name]["status"]["conditions"] = [
-            {"type": "Ready", "status": "True", "lastTransitionTime": stamp(self.now)}]
+            {"type": "Ready", "status": "True", "lastTransitionTime": stamp(self.now)}
+        ]
 
     def report(self, text: str) -> None:
         """The trainer's agent writes its report."""
@@ -245,8 +276,11 @@ class World:
 
     def jobs(self, role: str) -> list[Obj]:
         """Jobs of a role, by name."""
-        found = [o for (kind, _), o in self.children.items()
-                 if kind == "Job" and o["metadata"]["labels"][names.LABEL_ROLE] == role]
+        found = [
+            o
+            for (kind, _), o in self.children.items()
+            if kind == "Job" and o["metadata"]["labels"][names.LABEL_ROLE] == role
+        ]
         return sorted(found, key=lambda o: o["metadata"]["name"])
 
     # --- carrying out --------------------------------------------------------------------------------
@@ -332,11 +366,17 @@ class World:
 
     def _observe(self, group: Group) -> w.NodeGroupObservation:
         return w.NodeGroupObservation(
-            name=group.spec.name, status=group.status, tags=dict(group.tags), desired=group.desired,
-            maximum=group.spec.maximum, in_service=len(group.instances),
+            name=group.spec.name,
+            status=group.status,
+            tags=dict(group.tags),
+            desired=group.desired,
+            maximum=group.spec.maximum,
+            in_service=len(group.instances),
             pending=0 if group.failures else max(0, group.desired - len(group.instances)),
             asg_name="" if group.status == "CREATING" else f"eks-{group.spec.name}",
-            instance_types=group.spec.instance_types, zone=group.spec.zone, failures=group.failures,
+            instance_types=group.spec.instance_types,
+            zone=group.spec.zone,
+            failures=group.failures,
             arn=f"arn:{group.spec.name}",
         )
 
@@ -365,8 +405,12 @@ class World:
             name = f"ip-10-1-0-{self._serial}"
             group.instances.append(name)
             self.nodes[name] = {
-                "metadata": {"name": name, "uid": self._uid(), "labels": dict(group.spec.labels) | {
-                    "node.kubernetes.io/instance-type": group.spec.instance_types[0]}},
+                "metadata": {
+                    "name": name,
+                    "uid": self._uid(),
+                    "labels": dict(group.spec.labels)
+                    | {"node.kubernetes.io/instance-type": group.spec.instance_types[0]},
+                },
                 "spec": {"providerID": f"aws:///{group.spec.zone}/i-{self._serial:017x}"},
                 "status": {"conditions": [{"type": "Ready", "status": "True", "lastTransitionTime": stamp(self.now)}]},
             }
@@ -380,9 +424,18 @@ class World:
                 del self.pods[pod["metadata"]["name"]]
                 continue
             # PodGC; the pod stays until the Job controller has counted it.
-            pod["status"] = {"phase": "Failed", "conditions": [{
-                "type": "DisruptionTarget", "status": "True", "reason": "DeletionByPodGC", "message": "node is gone",
-                "lastTransitionTime": stamp(self.now)}]}
+            pod["status"] = {
+                "phase": "Failed",
+                "conditions": [
+                    {
+                        "type": "DisruptionTarget",
+                        "status": "True",
+                        "reason": "DeletionByPodGC",
+                        "message": "node is gone",
+                        "lastTransitionTime": stamp(self.now),
+                    }
+                ],
+            }
 
     # --- Kubernetes ----------------------------------------------------------------------------------
 
@@ -441,9 +494,13 @@ class World:
         if index:
             labels["batch.kubernetes.io/job-completion-index"] = index
         self.pods[name] = {
-            "metadata": {"name": name, "uid": self._uid(), "labels": labels, "creationTimestamp": stamp(self.now),
-                         "ownerReferences": [{"kind": owner["kind"], "uid": owner["metadata"]["uid"],
-                                              "controller": True}]},
+            "metadata": {
+                "name": name,
+                "uid": self._uid(),
+                "labels": labels,
+                "creationTimestamp": stamp(self.now),
+                "ownerReferences": [{"kind": owner["kind"], "uid": owner["metadata"]["uid"], "controller": True}],
+            },
             "spec": {"nodeSelector": dict(template["spec"].get("nodeSelector") or {})},
             "status": {"phase": "Pending", "conditions": []},
         }
@@ -452,8 +509,11 @@ class World:
         for pod in self.pods.values():
             if pod["spec"].get("nodeName") or pod["metadata"].get("deletionTimestamp"):
                 continue
-            used = {p["spec"].get("nodeName") for p in self.pods.values()
-                    if not _terminal(p) and p["metadata"]["labels"].get(names.LABEL_ATTEMPT)}
+            used = {
+                p["spec"].get("nodeName")
+                for p in self.pods.values()
+                if not _terminal(p) and p["metadata"]["labels"].get(names.LABEL_ATTEMPT)
+            }
             for name, node in self.nodes.items():
                 fits = pod["spec"]["nodeSelector"].items() <= node["metadata"]["labels"].items()
                 crowded = name in used and pod["metadata"]["labels"].get(names.LABEL_ATTEMPT)
@@ -484,9 +544,15 @@ class World:
 
     def _condition(self, obj: Obj, kind: str, reason: str, message: str) -> None:
         status = obj.setdefault("status", {})
-        status.setdefault("conditions", []).append({
-            "type": kind, "status": "True", "reason": reason, "message": message,
-            "lastTransitionTime": stamp(self.now)})
+        status.setdefault("conditions", []).append(
+            {
+                "type": kind,
+                "status": "True",
+                "reason": reason,
+                "message": message,
+                "lastTransitionTime": stamp(self.now),
+            }
+        )
 
 
 def _has(obj: Obj, kind: str) -> bool:

@@ -57,8 +57,7 @@ def _held(path: str, *fields: str, what: str = "") -> Cel:
 def _pools() -> Cel:
     fields = _same(*_nodes("nodes"), "nodesPerReplica", new="p", old="o")
     return Cel(
-        f"{_FREE} || self.spec.rollout.pools.all(p, "
-        f"oldSelf.spec.rollout.pools.all(o, o.name != p.name || ({fields})))",
+        f"{_FREE} || self.spec.rollout.pools.all(p, oldSelf.spec.rollout.pools.all(o, o.name != p.name || ({fields})))",
         "of a pool only sizes and onFinish can change while the job is not suspended",
         ".spec.rollout.pools",
     )

@@ -140,8 +140,9 @@ def judge(view: View, attempt: Attempt, group: str) -> Verdict:
     if any(index >= 0 and indices.count(index) > 1 for index in indices):
         return Verdict("Failed", Failure("Infrastructure", failures.POD_REPLACED, view.now), end=failures.POD_REPLACED)
     if group and attempt.group and group != attempt.group and any(_unplaced(p) for p in attempt.pods):
-        return Verdict("Failed", Failure("Infrastructure", failures.GROUP_REPLACED, view.now),
-                       end=failures.GROUP_REPLACED)
+        return Verdict(
+            "Failed", Failure("Infrastructure", failures.GROUP_REPLACED, view.now), end=failures.GROUP_REPLACED
+        )
     return Verdict("Running")
 
 

@@ -13,19 +13,38 @@ Trouble = Literal["Capacity", "Quota", "Terminal", "Other"]
 
 # Sub-strings of EC2's codes and messages, as they appear inside activity messages.
 _CAPACITY = (
-    "InsufficientInstanceCapacity", "InsufficientCapacity", "InsufficientHostCapacity", "UnfulfillableCapacity",
-    "InsufficientReservedInstanceCapacity", "ReservationCapacityExceeded", "SpotMaxPriceTooLow",
-    "no Spot capacity", "not have sufficient",
+    "InsufficientInstanceCapacity",
+    "InsufficientCapacity",
+    "InsufficientHostCapacity",
+    "UnfulfillableCapacity",
+    "InsufficientReservedInstanceCapacity",
+    "ReservationCapacityExceeded",
+    "SpotMaxPriceTooLow",
+    "no Spot capacity",
+    "not have sufficient",
 )
 _QUOTA = (
-    "VcpuLimitExceeded", "MaxSpotInstanceCountExceeded", "InstanceLimitExceeded", "vCPU limit",
-    "MaxSpotFleetRequestCountExceeded", "ResourceLimitExceeded",
+    "VcpuLimitExceeded",
+    "MaxSpotInstanceCountExceeded",
+    "InstanceLimitExceeded",
+    "vCPU limit",
+    "MaxSpotFleetRequestCountExceeded",
+    "ResourceLimitExceeded",
 )
 # EKS health issues after which the same wish fails again until somebody changes something.
 _TERMINAL = (
-    "AccessDenied", "AmiIdNotFound", "Ec2InstanceTypeDoesNotExist", "Ec2LaunchTemplateInvalidConfiguration",
-    "Ec2LaunchTemplateNotFound", "Ec2LaunchTemplateVersionMismatch", "Ec2SecurityGroupNotFound", "Ec2SubnetNotFound",
-    "Ec2SubnetInvalidConfiguration", "IamInstanceProfileNotFound", "IamNodeRoleNotFound", "KubernetesLabelInvalid",
+    "AccessDenied",
+    "AmiIdNotFound",
+    "Ec2InstanceTypeDoesNotExist",
+    "Ec2LaunchTemplateInvalidConfiguration",
+    "Ec2LaunchTemplateNotFound",
+    "Ec2LaunchTemplateVersionMismatch",
+    "Ec2SecurityGroupNotFound",
+    "Ec2SubnetNotFound",
+    "Ec2SubnetInvalidConfiguration",
+    "IamInstanceProfileNotFound",
+    "IamNodeRoleNotFound",
+    "KubernetesLabelInvalid",
     "InsufficientFreeAddresses",
 )
 

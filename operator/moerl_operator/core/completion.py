@@ -71,16 +71,26 @@ def deadline(view: View, conditions: Conditions, start: datetime | None) -> tupl
     policy = view.spec.run_policy
     checks: list[tuple[datetime, str, str]] = []
     if start is not None and policy.active_deadline_seconds is not None:
-        checks.append((start + timedelta(seconds=policy.active_deadline_seconds), "DeadlineExceeded",
-                       f"the job did not end within {policy.active_deadline_seconds} s"))
+        checks.append(
+            (
+                start + timedelta(seconds=policy.active_deadline_seconds),
+                "DeadlineExceeded",
+                f"the job did not end within {policy.active_deadline_seconds} s",
+            )
+        )
     if start is not None and not conditions.is_true(NODES_READY):
         changed = parse_time(conditions.observed.get(NODES_READY, {}).get("lastTransitionTime")) or start
         if conditions.observed.get(NODES_READY, {}).get("status") != "False":
             changed = view.now
         limit = timedelta(seconds=policy.provisioning_deadline_seconds)
-        checks.append((max(changed, start) + limit, "ProvisioningDeadlineExceeded",
-                       f"nodes were not ready within {policy.provisioning_deadline_seconds} s: "
-                       + conditions.message(NODES_READY)))
+        checks.append(
+            (
+                max(changed, start) + limit,
+                "ProvisioningDeadlineExceeded",
+                f"nodes were not ready within {policy.provisioning_deadline_seconds} s: "
+                + conditions.message(NODES_READY),
+            )
+        )
     for when, reason, message in checks:
         if view.now >= when:
             return (reason, message), None

@@ -23,6 +23,4 @@ def _own_nodes(view: View) -> set[str]:
         g.get("name", "") for g in view.status.get("nodeGroups") or ()
     }
     keys = {part.label for part in view.parts if part.managed} if view.parsed else set()
-    return {
-        n["metadata"]["name"] for n in view.snap.nodes if any(labels_of(n).get(key) in groups for key in keys)
-    }
+    return {n["metadata"]["name"] for n in view.snap.nodes if any(labels_of(n).get(key) in groups for key in keys)}

@@ -41,7 +41,13 @@ def state(conditions: Conditions, *, deleting: bool = False, restarting: bool = 
 
 
 def columns(
-    view: View, conditions: Conditions, *, slots: list[SlotState], report: Report, transport: str, cost: float | None,
+    view: View,
+    conditions: Conditions,
+    *,
+    slots: list[SlotState],
+    report: Report,
+    transport: str,
+    cost: float | None,
     state_word: str,
 ) -> Obj:
     """status.display of a job that runs or waits."""

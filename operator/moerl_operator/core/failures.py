@@ -22,8 +22,20 @@ Action = Literal["Restart", "Ignore", "Fail"]
 INTERRUPTED = 143
 KILLED = 137
 # Pod reasons that the kubelet or the node controller give, none of which is the program's doing.
-_NODE_REASONS = ("NodeLost", "NodeShutdown", "Shutdown", "Terminated", "UnexpectedAdmissionError", "NodeAffinity",
-                 "Preempting", "Outofcpu", "OutOfcpu", "OutOfmemory", "OutOfpods", "TopologyAffinityError")
+_NODE_REASONS = (
+    "NodeLost",
+    "NodeShutdown",
+    "Shutdown",
+    "Terminated",
+    "UnexpectedAdmissionError",
+    "NodeAffinity",
+    "Preempting",
+    "Outofcpu",
+    "OutOfcpu",
+    "OutOfmemory",
+    "OutOfpods",
+    "TopologyAffinityError",
+)
 # Reasons of ours for ending an attempt: all of them infrastructure.
 NODE_LOST = "NodeLost"
 POD_DELETED = "PodDeleted"
@@ -94,8 +106,13 @@ def of_pod(pod: Obj, fallback: datetime) -> Failure | None:
     when = parse_time(ended[1].get("finishedAt")) if ended else None
     if disruption is not None:
         moment = parse_time(disruption.get("lastTransitionTime")) or when or fallback
-        return Failure("Infrastructure", str(disruption.get("reason") or "Disrupted"), moment,
-                       str(disruption.get("message") or "")[:1024], name)
+        return Failure(
+            "Infrastructure",
+            str(disruption.get("reason") or "Disrupted"),
+            moment,
+            str(disruption.get("message") or "")[:1024],
+            name,
+        )
     if status.get("phase") != "Failed":
         return None
     reason = str(status.get("reason") or "")
@@ -107,14 +124,17 @@ def of_pod(pod: Obj, fallback: datetime) -> Failure | None:
     code = int(state.get("exitCode") or 0)
     killed = code == KILLED and state.get("reason") != "OOMKilled"
     if pod["metadata"].get("deletionTimestamp") and (code == INTERRUPTED or killed):
-        return Failure("Infrastructure", POD_DELETED, when or fallback, "somebody deleted the pod", name, container,
-                       code)
+        return Failure(
+            "Infrastructure", POD_DELETED, when or fallback, "somebody deleted the pod", name, container, code
+        )
     if code == INTERRUPTED:
-        return Failure("Infrastructure", "Interrupted", when or fallback, "the program was told to stop", name,
-                       container, code)
+        return Failure(
+            "Infrastructure", "Interrupted", when or fallback, "the program was told to stop", name, container, code
+        )
     text = str(state.get("message") or "").strip()
-    return Failure("Application", str(state.get("reason") or "Error"), when or fallback, text[:1024], name, container,
-                   code)
+    return Failure(
+        "Application", str(state.get("reason") or "Error"), when or fallback, text[:1024], name, container, code
+    )
 
 
 def waiting_trouble(pod: Obj) -> tuple[str, str] | None:
@@ -162,5 +182,12 @@ def _from_message(message: str, when: datetime) -> Failure | None:
     container = re.search(r"Container ([^ ]+)", message)
     number = int(code.group(1))
     kind: Kind = "Infrastructure" if number == INTERRUPTED else "Application"
-    return Failure(kind, "Interrupted" if number == INTERRUPTED else "Error", when, "", name,
-                   container.group(1) if container else "", number)
+    return Failure(
+        kind,
+        "Interrupted" if number == INTERRUPTED else "Error",
+        when,
+        "",
+        name,
+        container.group(1) if container else "",
+        number,
+    )

@@ -145,9 +145,15 @@ def ami_type(view: View, part: Part) -> str:
 def role_context(view: View, part: Part) -> RoleContext:
     """The part as the builders see it, without a place yet."""
     return RoleContext(
-        job=view.job_context, role=part.role, part=part.key, revision=view.pods_revision(part),
-        node_class=view.node_class(part), facts=view.facts(part), gang=gang_size(part),
-        pool=part.pool.name if part.pool else "", template=part.template(view.raw_spec),
+        job=view.job_context,
+        role=part.role,
+        part=part.key,
+        revision=view.pods_revision(part),
+        node_class=view.node_class(part),
+        facts=view.facts(part),
+        gang=gang_size(part),
+        pool=part.pool.name if part.pool else "",
+        template=part.template(view.raw_spec),
     )
 
 
@@ -197,5 +203,3 @@ def new_group(view: View, part: Part, before: Numbered | None) -> NodeGroupSpec:
         placement_group=part.nodes.placement_group,
         revision=revision,
     )
-
-

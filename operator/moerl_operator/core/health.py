@@ -209,11 +209,20 @@ def rows(view: View, slots: list[SlotState], *, suspended: bool) -> list[Obj]:
         own = [s for s in slots if s.slot.part.key == part.key]
         line: Obj = {"name": part.key, "role": part.role, "failed": 0, "attempt": 0, "restarts": 0}
         if part.role == names.TRAINER:
-            line |= {"desired": part.count, "ready": own[0].ready, "attempt": own[0].attempt,
-                     "restarts": own[0].restarts, "failed": int(own[0].exhausted)}
+            line |= {
+                "desired": part.count,
+                "ready": own[0].ready,
+                "attempt": own[0].attempt,
+                "restarts": own[0].restarts,
+                "failed": int(own[0].exhausted),
+            }
         elif part.pool:
-            line |= {"desired": part.pool.wanted, "ready": sum(display.replica_ready(s) for s in own),
-                     "failed": sum(s.exhausted for s in own), "restarts": sum(s.restarts for s in own)}
+            line |= {
+                "desired": part.pool.wanted,
+                "ready": sum(display.replica_ready(s) for s in own),
+                "failed": sum(s.exhausted for s in own),
+                "restarts": sum(s.restarts for s in own),
+            }
         else:
             line |= {"desired": workloads.replicas_of(view, part), "ready": services_ready(view, part)}
         if suspended:

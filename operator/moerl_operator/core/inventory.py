@@ -27,12 +27,20 @@ def known_groups(view: View, part: Part) -> list[Numbered]:
         split = groups.split_name(view.uid, str(line.get("name", "")))
         if split and split[0] == part.key and line.get("status") != "Deleted":
             tags = {names.TAG_OWNER: groups.owner_tag(view), names.TAG_REVISION: view.nodes_revision(part)}
-            found.append(Numbered(split[1], NodeGroupObservation(
-                name=str(line["name"]), status=str(line.get("status", "")), tags=tags,
-                desired=int(line.get("desired") or 0), in_service=int(line.get("ready") or 0),
-                zone=str(line.get("zone") or ""),
-                instance_types=tuple(filter(None, [line.get("instanceType")])),
-            )))
+            found.append(
+                Numbered(
+                    split[1],
+                    NodeGroupObservation(
+                        name=str(line["name"]),
+                        status=str(line.get("status", "")),
+                        tags=tags,
+                        desired=int(line.get("desired") or 0),
+                        in_service=int(line.get("ready") or 0),
+                        zone=str(line.get("zone") or ""),
+                        instance_types=tuple(filter(None, [line.get("instanceType")])),
+                    ),
+                )
+            )
     return sorted(found, key=lambda n: n.number)
 
 

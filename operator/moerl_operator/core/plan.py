@@ -133,8 +133,7 @@ class _Run:
         self.slots: list[SlotState] = []
         self.actions: list[Action] = []
         self.requeue: list[float] = [] if self.topo.requeue is None else [self.topo.requeue]
-        self.start: datetime | None = None if self.suspended else (
-            parse_time(view.status.get("startTime")) or view.now)
+        self.start: datetime | None = None if self.suspended else (parse_time(view.status.get("startTime")) or view.now)
 
     def plan(self) -> Plan:
         view, conditions = self.view, self.conditions
@@ -155,8 +154,14 @@ class _Run:
         told: list[PlannedEvent] = events.of_actions(self.actions) if view.snap.aws.refused is None else []
         for state in self.slots if ended is None else ():
             told += state.events
-        return _written(view, conditions, self._status(ended is not None), actions=self.actions,
-                        requeue=min(self.requeue, default=None), more_events=told)
+        return _written(
+            view,
+            conditions,
+            self._status(ended is not None),
+            actions=self.actions,
+            requeue=min(self.requeue, default=None),
+            more_events=told,
+        )
 
     # --- slots -----------------------------------------------------------------------------------
 
@@ -226,8 +231,14 @@ class _Run:
         word = "Suspended" if stopped and given_back else "Suspending"
         text = "" if stopped and given_back else "pods are ending and nodes are given back"
         conditions.set(cond.SUSPENDED, True, word, text)
-        for kind in (cond.NODES_READY, cond.TRAINERS_READY, cond.ROLLOUTS_READY, cond.BUFFER_HEALTHY, cond.READY,
-                     cond.PROGRESSING):
+        for kind in (
+            cond.NODES_READY,
+            cond.TRAINERS_READY,
+            cond.ROLLOUTS_READY,
+            cond.BUFFER_HEALTHY,
+            cond.READY,
+            cond.PROGRESSING,
+        ):
             conditions.set(kind, False, "Suspended", "")
         conditions.set(cond.DEGRADED, False, "AsExpected", "")
 
@@ -262,7 +273,12 @@ class _Run:
             "transport": self.transport,
             "restarts": max(sum(max(s.attempt - 1, 0) for s in self.slots), int(view.status.get("restarts") or 0)),
             "display": display.columns(
-                view, self.conditions, slots=self.slots, report=report, cost=dollars, state_word=word,
+                view,
+                self.conditions,
+                slots=self.slots,
+                report=report,
+                cost=dollars,
+                state_word=word,
                 transport=health.transport_word(view, self.topo, self.transport),
             ),
         }
@@ -317,8 +333,13 @@ def _last_failure(view: View, slots: list[SlotState]) -> Obj | None:
     if old is not None and (old.get("child"), old.get("attempt")) == (state.child, state.failed_attempt):
         return old  # one failure is told once, in the words in which it was first seen
     out: Obj = {
-        "role": state.slot.part.role, "child": state.child, "attempt": state.failed_attempt, "kind": failure.kind,
-        "reason": cond.reason_word(failure.reason), "message": failure.message, "time": format_time(failure.time),
+        "role": state.slot.part.role,
+        "child": state.child,
+        "attempt": state.failed_attempt,
+        "kind": failure.kind,
+        "reason": cond.reason_word(failure.reason),
+        "message": failure.message,
+        "time": format_time(failure.time),
     }
     if failure.pod:
         out["pod"] = failure.pod
@@ -352,8 +373,13 @@ def _head(view: View, conditions: Conditions) -> Obj:
 
 
 def _written(
-    view: View, conditions: Conditions, status: Obj, *, actions: list[Action] | None = None,
-    requeue: float | None = None, more_events: list[PlannedEvent] | None = None,
+    view: View,
+    conditions: Conditions,
+    status: Obj,
+    *,
+    actions: list[Action] | None = None,
+    requeue: float | None = None,
+    more_events: list[PlannedEvent] | None = None,
 ) -> Plan:
     """The plan with its conditions rendered last, after every stage has spoken."""
     status = status | {"conditions": conditions.render()}

@@ -141,15 +141,14 @@ def _verdict(view: View, slot: Slot, latest: Attempt, place: Placement, *, finis
         told = Failure("Application", "RolloutExited", done, "its programs ended before the job did", exit_code=0)
         return Verdict("Failed", told)
     if view.spec.framework.type == "Native" and not finished and view.now >= done + REPORT_GRACE:
-        told = Failure("Application", "FinalVersionMissing", done, "the trainer ended without a final version",
-                       exit_code=0)
+        told = Failure(
+            "Application", "FinalVersionMissing", done, "the trainer ended without a final version", exit_code=0
+        )
         return Verdict("Failed", told)
     return verdict
 
 
-def _failed(
-    view: View, state: SlotState, place: Placement, latest: Attempt, verdict: Verdict, may_start: bool
-) -> None:
+def _failed(view: View, state: SlotState, place: Placement, latest: Attempt, verdict: Verdict, may_start: bool) -> None:
     """One failure: decide what it means, end what still runs, and start the next attempt when it is time."""
     failure = verdict.failure
     assert failure is not None
@@ -186,8 +185,12 @@ def _start(view: View, state: SlotState, place: Placement, number: int, may_star
         state.wait(5)
         return
     context = replace(
-        groups.role_context(view, state.slot.part), node_selector=place.selector, node_group=place.group,
-        replica=state.slot.replica, attempt=number, restarts=state.restarts,
+        groups.role_context(view, state.slot.part),
+        node_selector=place.selector,
+        node_group=place.group,
+        replica=state.slot.replica,
+        attempt=number,
+        restarts=state.restarts,
     )
     state.actions.append(CreateChild(gangs.attempt(context)))
     state.live = True
@@ -195,10 +198,14 @@ def _start(view: View, state: SlotState, place: Placement, number: int, may_star
     if previous:
         state.actions.append(_delete(previous[-1]))
         cause = f" after {state.failure.describe()}" if state.failure else ""
-        state.events.append(PlannedEvent(
-            "Warning" if state.failure else "Normal", "AttemptStarted",
-            f"{state.slot.words}: attempt {number}{cause}"[:1000], "Restart",
-        ))
+        state.events.append(
+            PlannedEvent(
+                "Warning" if state.failure else "Normal",
+                "AttemptStarted",
+                f"{state.slot.words}: attempt {number}{cause}"[:1000],
+                "Restart",
+            )
+        )
 
 
 def _describe_waiting(view: View, state: SlotState, latest: Attempt) -> None:

@@ -235,11 +235,15 @@ class _Arranger:
 
     def _scale(self, target: Numbered, size: int) -> None:
         group = target.group
-        self.out.actions.append(ScaleNodeGroup(
-            group.name, group.asg_name, size,
-            drop_autoscaler_tags=group.autoscaler_tags,
-            maximum=size if size > group.maximum else None,
-        ))
+        self.out.actions.append(
+            ScaleNodeGroup(
+                group.name,
+                group.asg_name,
+                size,
+                drop_autoscaler_tags=group.autoscaler_tags,
+                maximum=size if size > group.maximum else None,
+            )
+        )
         self.out.wait(POLL_SECONDS)
 
     # --- giving up -------------------------------------------------------------------------------

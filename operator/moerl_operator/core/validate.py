@@ -84,8 +84,10 @@ def _instance_types(view: View) -> Iterator[str]:
         allowed = view.node_class(part).allowed_instance_types
         for kind in part.nodes.instance_types or ():
             if allowed is not None and not any(fnmatchcase(kind, glob) for glob in allowed):
-                yield (f"{field_of(part)}.nodes.instanceTypes: MoERLNodeClass {part.nodes.node_class_name} does not "
-                       f"allow {kind}; it allows {', '.join(sorted(allowed))}")
+                yield (
+                    f"{field_of(part)}.nodes.instanceTypes: MoERLNodeClass {part.nodes.node_class_name} does not "
+                    f"allow {kind}; it allows {', '.join(sorted(allowed))}"
+                )
 
 
 def _facts(view: View) -> Iterator[str]:
@@ -101,8 +103,10 @@ def _layouts(view: View) -> Iterator[str]:
         for other in known[1:]:
             assert first is not None
             if _layout(other) != _layout(first):
-                yield (f"{field_of(part)}.nodes.instanceTypes: {first.name} and {other.name} differ in GPUs, EFA "
-                       "interfaces, network cards or architecture; one node group has one launch template")
+                yield (
+                    f"{field_of(part)}.nodes.instanceTypes: {first.name} and {other.name} differ in GPUs, EFA "
+                    "interfaces, network cards or architecture; one node group has one launch template"
+                )
 
 
 def _layout(facts: InstanceFacts) -> tuple[object, ...]:
@@ -125,8 +129,10 @@ def _communication(view: View) -> Iterator[str]:
             if wish.transport in EFA_TRANSPORTS and facts.efa_interfaces == 0:
                 yield f"{where}.transport: {wish.transport} needs EFA, which {kind} of {field_of(part)} does not have"
             if wish.transport == "EFAGDA" and not kind.startswith(EFA_GDA_FAMILIES):
-                yield (f"{where}.transport: EFAGDA runs on {', '.join(f + '*' for f in EFA_GDA_FAMILIES)} only, not on "
-                       f"{kind} of {field_of(part)}; EFAProxy runs on every type with EFA")
+                yield (
+                    f"{where}.transport: EFAGDA runs on {', '.join(f + '*' for f in EFA_GDA_FAMILIES)} only, not on "
+                    f"{kind} of {field_of(part)}; EFAProxy runs on every type with EFA"
+                )
             if wish.transport == "NVLink" and facts.gpus == 0:
                 yield f"{where}.transport: NVLink needs GPUs, which {kind} of {field_of(part)} does not have"
 
@@ -149,8 +155,10 @@ def _templates(view: View) -> Iterator[str]:
 
 
 def _rules(view: View) -> Iterator[str]:
-    for role, policy in ((names.TRAINER, view.spec.trainer.failure_policy),
-                         (names.ROLLOUT, view.spec.rollout.failure_policy)):
+    for role, policy in (
+        (names.TRAINER, view.spec.trainer.failure_policy),
+        (names.ROLLOUT, view.spec.rollout.failure_policy),
+    ):
         for index, rule in enumerate(policy.rules or ()):
             try:
                 re.compile(rule.message_pattern or "")
@@ -166,11 +174,15 @@ def _changes(view: View) -> Iterator[str]:
         if part.managed and view.snap.aws.error is None:
             made = groups.of_part(view, part.key)
             if made and made[-1].group.desired and made[-1].revision != view.nodes_revision(part):
-                yield (f"{field_of(part)}.nodes: instance types, capacity, zones and class may change only while the "
-                       "job is suspended")
+                yield (
+                    f"{field_of(part)}.nodes: instance types, capacity, zones and class may change only while the "
+                    "job is suspended"
+                )
         if _running_revision(view, part) not in (None, view.pods_revision(part)):
-            yield (f"{field_of(part)}: the template, and what all pods are configured with, may change only while the "
-                   "job is suspended")
+            yield (
+                f"{field_of(part)}: the template, and what all pods are configured with, may change only while the "
+                "job is suspended"
+            )
 
 
 def _running_revision(view: View, part: Part) -> str | None:
@@ -186,5 +198,3 @@ def _running_revision(view: View, part: Part) -> str | None:
     if found is None or not (found.get("spec") or {}).get("replicas"):
         return None
     return annotations_of(found).get(names.ANNOTATION_REVISION)
-
-

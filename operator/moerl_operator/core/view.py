@@ -173,8 +173,11 @@ class View:
         out = [Part(names.TRAINER, names.TRAINER, spec.trainer.nodes, count, count)]
         for pool in spec.rollout.pools:
             out.append(Part(pool.name, names.ROLLOUT, pool.nodes, pool.node_count, _needed_nodes(pool), pool))
-        for role, section in ((names.REWARD, spec.reward), (names.ENVIRONMENT, spec.environment),
-                              (names.BUFFER, spec.buffer)):
+        for role, section in (
+            (names.REWARD, spec.reward),
+            (names.ENVIRONMENT, spec.environment),
+            (names.BUFFER, spec.buffer),
+        ):
             if section:
                 out.append(Part(role, role, section.nodes, section.nodes.count or 1, 1))
         return tuple(out)
@@ -191,7 +194,11 @@ class View:
             trainer_class.defaults.service_account_name if trainer_class else None
         )
         return JobContext(
-            name=self.name, namespace=self.namespace, uid=self.uid, spec=self.spec, raw_spec=self.raw_spec,
+            name=self.name,
+            namespace=self.namespace,
+            uid=self.uid,
+            spec=self.spec,
+            raw_spec=self.raw_spec,
             service_account=account or self.name,
         )
 
@@ -220,8 +227,11 @@ class View:
         for index, objs in enumerate((self.snap.jobs, self.snap.pods)):
             for obj in objs:
                 have = labels_of(obj)
-                key = (have.get(names.LABEL_ROLE, ""), have.get(names.LABEL_POOL, ""),
-                       have.get(names.LABEL_REPLICA, ""))
+                key = (
+                    have.get(names.LABEL_ROLE, ""),
+                    have.get(names.LABEL_POOL, ""),
+                    have.get(names.LABEL_REPLICA, ""),
+                )
                 out.setdefault(key, ([], []))[index].append(obj)
         return out
 

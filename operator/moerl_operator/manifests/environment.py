@@ -48,8 +48,11 @@ def identity(role: RoleContext) -> list[Obj]:
     if job.spec.environment:
         plain["MOERL_ENVIRONMENT_URL"] = url(job, names.ENVIRONMENT)
     out: list[Obj] = [{"name": key, "value": value} for key, value in plain.items()]
-    out += [_field("MOERL_POD_NAME", "metadata.name"), _field("MOERL_POD_IP", "status.podIP"),
-            _field("MOERL_NODE_NAME", "spec.nodeName")]
+    out += [
+        _field("MOERL_POD_NAME", "metadata.name"),
+        _field("MOERL_POD_IP", "status.podIP"),
+        _field("MOERL_NODE_NAME", "spec.nodeName"),
+    ]
     secret = {"name": names.buffer_secret(job.name), "key": "password"}
     out.append({"name": "MOERL_BUFFER_PASSWORD", "valueFrom": {"secretKeyRef": secret}})
     return out

@@ -182,10 +182,12 @@ def _placement(role: RoleContext, spec: Obj) -> None:
         anti: Obj = affinity.setdefault("podAntiAffinity", {})
         terms: list[Obj] = anti.setdefault("requiredDuringSchedulingIgnoredDuringExecution", [])
         roles = {"key": names.LABEL_ROLE, "operator": "In", "values": [names.TRAINER, names.ROLLOUT]}
-        terms.append({
-            "topologyKey": "kubernetes.io/hostname",
-            "labelSelector": {"matchLabels": {names.LABEL_JOB_UID: role.job.uid}, "matchExpressions": [roles]},
-        })
+        terms.append(
+            {
+                "topologyKey": "kubernetes.io/hostname",
+                "labelSelector": {"matchLabels": {names.LABEL_JOB_UID: role.job.uid}, "matchExpressions": [roles]},
+            }
+        )
     if tolerations:
         spec["tolerations"] = tolerations
 

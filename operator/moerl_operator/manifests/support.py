@@ -121,7 +121,9 @@ def disruption_budget(job: JobContext, part: str, minimum: int) -> Obj:
         "apiVersion": "policy/v1",
         "kind": "PodDisruptionBudget",
         "metadata": metadata(
-            job, names.service(job.name, part), labels=job_labels(job) | {names.LABEL_ROLE: part},
+            job,
+            names.service(job.name, part),
+            labels=job_labels(job) | {names.LABEL_ROLE: part},
             annotations=annotations,
         ),
         "spec": {

@@ -48,8 +48,10 @@ async def test_every_child_passes_strict_validation(kube: KubeApi, name: str) ->
 
 
 async def test_a_typo_inside_a_template_is_named(kube: KubeApi) -> None:
-    spec = SPECS["native"] | {"environment": SPECS["native"]["environment"] | {
-        "template": {"spec": {"containers": [{"name": "main", "image": "x", "imagePulPolicy": "Never"}]}}}}
+    spec = SPECS["native"] | {
+        "environment": SPECS["native"]["environment"]
+        | {"template": {"spec": {"containers": [{"name": "main", "image": "x", "imagePulPolicy": "Never"}]}}}
+    }
     seen = view(spec)
     refused = []
     for obj in workloads.dry_run(seen, arrange(seen, suspended=False)):
@@ -74,7 +76,7 @@ async def test_pod_security_level_is_the_stated_one_and_no_lower(kube: KubeApi, 
         pod["spec"]["volumes"].append({"name": "data", "persistentVolumeClaim": {"claimName": "data"}})
     pod["spec"].pop("priorityClassName", None)
     answers = {level: await _answer(kube, pod, level) for level in LEVELS}
-    assert [level for level, said in answers.items() if not said] == list(LEVELS[LEVELS.index(stated):])
+    assert [level for level, said in answers.items() if not said] == list(LEVELS[LEVELS.index(stated) :])
     assert all("PodSecurity" in said for said in answers.values() if said)
     assert names.LABEL_ROLE in pod["metadata"]["labels"]
 

@@ -15,8 +15,15 @@ from moerl_operator.core.plan import plan
 from moerl_operator.manifests import environment
 from support.simulated_world import World, job_spec, nodes
 
-FINAL = json.dumps({"iteration": 350, "reward": 0.93456, "samplesPerSecond": 46.234, "policyVersion": 350,
-                    "final": {"version": 350, "uri": "s3://b/a/350", "marker": "s3://b/a/350/COMPLETE"}})
+FINAL = json.dumps(
+    {
+        "iteration": 350,
+        "reward": 0.93456,
+        "samplesPerSecond": 46.234,
+        "policyVersion": 350,
+        "final": {"version": 350, "uri": "s3://b/a/350", "marker": "s3://b/a/350/COMPLETE"},
+    }
+)
 
 
 @pytest.fixture
@@ -35,7 +42,10 @@ def test_everything_is_made_and_then_left_alone(running: World) -> None:
     assert {g.status for g in running.groups.values()} == {"ACTIVE"}
     assert sorted(running.groups) == [f"moerl-0f1e2d3c-{key}-1" for key in ("buffer", "environment", "spot", "trainer")]
     assert {n for k, n in running.children if k == "Job"} == {
-        "demo-trainer-a1", "demo-rollout-spot-0-a1", "demo-rollout-spot-1-a1"}
+        "demo-trainer-a1",
+        "demo-rollout-spot-0-a1",
+        "demo-rollout-spot-1-a1",
+    }
     writes = running.writes
     for _ in range(5):
         made = running.reconcile()
@@ -268,10 +278,13 @@ def test_ttl_deletes_the_job_when_its_time_is_over() -> None:
     assert world.job is None
 
 
-@pytest.mark.parametrize(("policy", "seconds", "reason"), [
-    ({"activeDeadlineSeconds": 600}, 600, "DeadlineExceeded"),
-    ({"provisioningDeadlineSeconds": 600}, 600, "ProvisioningDeadlineExceeded"),
-])
+@pytest.mark.parametrize(
+    ("policy", "seconds", "reason"),
+    [
+        ({"activeDeadlineSeconds": 600}, 600, "DeadlineExceeded"),
+        ({"provisioningDeadlineSeconds": 600}, 600, "ProvisioningDeadlineExceeded"),
+    ],
+)
 def test_deadlines(policy: dict[str, int], seconds: int, reason: str) -> None:
     world = World(job_spec(runPolicy=policy))
     world.capacity = {"us-east-1a": 0, "us-east-1b": 0}

@@ -18,8 +18,18 @@ JSON = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
     max_leaves=8,
 )
-FIELDS = ("phase", "iteration", "iterations", "policyVersion", "reward", "samplesPerSecond", "tokensPerSecond",
-          "lastProgressTime", "final", "dataPath")
+FIELDS = (
+    "phase",
+    "iteration",
+    "iterations",
+    "policyVersion",
+    "reward",
+    "samplesPerSecond",
+    "tokensPerSecond",
+    "lastProgressTime",
+    "final",
+    "dataPath",
+)
 
 
 @given(st.dictionaries(st.sampled_from(FIELDS), JSON))
@@ -37,10 +47,20 @@ def test_garbage_says_nothing(text: str) -> None:
     assert parse(text) == Report()
 
 
-@pytest.mark.parametrize(("rate", "shown"), [
-    (46.234, "46.2"), (0.01234, "0.012"), (987.6, "988"), (1234567.0, "1230000"), (0, "0"), (-1, None),
-    (float("nan"), None), (True, None), ("9", None),
-])
+@pytest.mark.parametrize(
+    ("rate", "shown"),
+    [
+        (46.234, "46.2"),
+        (0.01234, "0.012"),
+        (987.6, "988"),
+        (1234567.0, "1230000"),
+        (0, "0"),
+        (-1, None),
+        (float("nan"), None),
+        (True, None),
+        ("9", None),
+    ],
+)
 def test_rates_have_three_digits(rate: object, shown: str | None) -> None:
     assert parse(json.dumps({"samplesPerSecond": rate})).samples_per_second == shown
 
@@ -48,8 +68,18 @@ def test_rates_have_three_digits(rate: object, shown: str | None) -> None:
 def test_a_garbage_report_gives_a_status_that_the_schema_takes() -> None:
     world = World()
     world.run(8)
-    world.report(json.dumps({"iteration": "7", "reward": {}, "policyVersion": -3, "lastProgressTime": "yesterday",
-                             "final": {"uri": 5, "marker": []}, "dataPath": {"transport": {"effective": "Warp"}}}))
+    world.report(
+        json.dumps(
+            {
+                "iteration": "7",
+                "reward": {},
+                "policyVersion": -3,
+                "lastProgressTime": "yesterday",
+                "final": {"uri": 5, "marker": []},
+                "dataPath": {"transport": {"effective": "Warp"}},
+            }
+        )
+    )
     world.run(1)
     assert world.job is not None
     Status.model_validate(world.job["status"])
@@ -57,12 +87,15 @@ def test_a_garbage_report_gives_a_status_that_the_schema_takes() -> None:
     assert world.job["status"]["transport"]["effective"] == "Unknown"
 
 
-@pytest.mark.parametrize(("requested", "measured", "on_mismatch", "status", "failed"), [
-    ("Auto", "TCP", "Fail", "True", "False"),
-    ("TCP", "TCP", "Fail", "True", "False"),
-    ("TCP", "SHM", "Warn", "False", "False"),
-    ("TCP", "SHM", "Fail", "False", "True"),
-])
+@pytest.mark.parametrize(
+    ("requested", "measured", "on_mismatch", "status", "failed"),
+    [
+        ("Auto", "TCP", "Fail", "True", "False"),
+        ("TCP", "TCP", "Fail", "True", "False"),
+        ("TCP", "SHM", "Warn", "False", "False"),
+        ("TCP", "SHM", "Fail", "False", "True"),
+    ],
+)
 def test_transport_is_compared_with_what_was_asked(
     requested: str, measured: str, on_mismatch: str, status: str, failed: str
 ) -> None:
@@ -78,8 +111,16 @@ def test_transport_is_compared_with_what_was_asked(
 
 
 def test_times_move_only_with_the_status() -> None:
-    old = {"Ready": {"type": "Ready", "status": "False", "reason": "A", "message": "",
-                     "lastTransitionTime": "2020-01-01T00:00:00Z", "observedGeneration": 1}}
+    old = {
+        "Ready": {
+            "type": "Ready",
+            "status": "False",
+            "reason": "A",
+            "message": "",
+            "lastTransitionTime": "2020-01-01T00:00:00Z",
+            "observedGeneration": 1,
+        }
+    }
     conditions = Conditions(old, 2, START)
     conditions.set("Ready", False, "B", "other words")
     found = next(c for c in conditions.render() if c["type"] == "Ready")
@@ -97,7 +138,9 @@ def test_final_conditions_are_never_set_back() -> None:
     assert next(c for c in conditions.render() if c["type"] == "Complete")["reason"] == "A"
 
 
-@pytest.mark.parametrize(("code", "word"), [("Client.InternalError", "ClientInternalError"), ("", "Unknown"),
-                                            ("404", "Unknown"), ("X" * 99, "X" * 63)])
+@pytest.mark.parametrize(
+    ("code", "word"),
+    [("Client.InternalError", "ClientInternalError"), ("", "Unknown"), ("404", "Unknown"), ("X" * 99, "X" * 63)],
+)
 def test_reasons_are_words(code: str, word: str) -> None:
     assert reason_word(code) == word

@@ -24,8 +24,11 @@ def trainer_pod(world: World, index: int = 0) -> str:
 
 
 def rollout_pod(world: World, replica: int = 0) -> str:
-    return next(str(p["metadata"]["name"]) for p in world.live_pods("rollout")
-                if p["metadata"]["labels"][names.LABEL_REPLICA] == str(replica))
+    return next(
+        str(p["metadata"]["name"])
+        for p in world.live_pods("rollout")
+        if p["metadata"]["labels"][names.LABEL_REPLICA] == str(replica)
+    )
 
 
 def attempts(world: World, role: str = "trainer") -> list[str]:
@@ -100,8 +103,10 @@ def test_budget_spent_fails_the_job_and_frees_everything(world: World) -> None:
     assert not world.pods
 
 
-@pytest.mark.parametrize(("how", "reason"), [("node", "NodeLost"), ("deleted", "PodDeleted"), ("evicted", "Evicted"),
-                                             ("sigterm", "Interrupted")])
+@pytest.mark.parametrize(
+    ("how", "reason"),
+    [("node", "NodeLost"), ("deleted", "PodDeleted"), ("evicted", "Evicted"), ("sigterm", "Interrupted")],
+)
 def test_infrastructure_restarts_for_free(world: World, how: str, reason: str) -> None:
     name = trainer_pod(world)
     pod = world.pods[name]
@@ -111,9 +116,15 @@ def test_infrastructure_restarts_for_free(world: World, how: str, reason: str) -
         pod["metadata"]["deletionTimestamp"] = stamp(world.now)
     elif how == "evicted":
         pod["metadata"]["deletionTimestamp"] = stamp(world.now)
-        pod["status"]["conditions"].append({
-            "type": "DisruptionTarget", "status": "True", "reason": "Evicted", "message": "drained",
-            "lastTransitionTime": stamp(world.now)})
+        pod["status"]["conditions"].append(
+            {
+                "type": "DisruptionTarget",
+                "status": "True",
+                "reason": "Evicted",
+                "message": "drained",
+                "lastTransitionTime": stamp(world.now),
+            }
+        )
     else:
         world.fail_pod(name, code=143)
     world.reconcile()
@@ -189,13 +200,16 @@ def test_pool_above_its_floor_loses_a_replica_and_goes_on() -> None:
     assert world.condition("Failed")["reason"] == "RolloutsBelowMinimum"
 
 
-@pytest.mark.parametrize(("rule", "code", "reason", "message", "outcome"), [
-    ({"exitCodes": [42], "action": "Fail"}, 42, "Error", "", "FailureRule"),
-    ({"exitCodes": [42], "action": "Fail"}, 1, "Error", "", "spent"),
-    ({"reason": "OOMKilled", "action": "Fail"}, 137, "OOMKilled", "", "FailureRule"),
-    ({"messagePattern": "ECC", "action": "Ignore"}, 1, "Error", "uncorrectable ECC error", "free"),
-    ({"exitCodes": [1], "messagePattern": "ECC", "action": "Fail"}, 1, "Error", "other", "spent"),
-])
+@pytest.mark.parametrize(
+    ("rule", "code", "reason", "message", "outcome"),
+    [
+        ({"exitCodes": [42], "action": "Fail"}, 42, "Error", "", "FailureRule"),
+        ({"exitCodes": [42], "action": "Fail"}, 1, "Error", "", "spent"),
+        ({"reason": "OOMKilled", "action": "Fail"}, 137, "OOMKilled", "", "FailureRule"),
+        ({"messagePattern": "ECC", "action": "Ignore"}, 1, "Error", "uncorrectable ECC error", "free"),
+        ({"exitCodes": [1], "messagePattern": "ECC", "action": "Fail"}, 1, "Error", "other", "spent"),
+    ],
+)
 def test_rules(rule: dict[str, object], code: int, reason: str, message: str, outcome: str) -> None:
     spec = job_spec()
     spec["trainer"]["failurePolicy"]["rules"] = [rule]
@@ -266,9 +280,17 @@ def test_image_that_cannot_be_pulled_is_named_and_does_not_flap(world: World) ->
     pod = world.pods[rollout_pod(world)]
     texts = set()
     for reason in ("ErrImagePull", "ImagePullBackOff"):
-        pod["status"] = {"phase": "Pending", "conditions": [], "containerStatuses": [{
-            "name": "main", "image": "moerl/typo:1",
-            "state": {"waiting": {"reason": reason, "message": stamp(world.now)}}}]}
+        pod["status"] = {
+            "phase": "Pending",
+            "conditions": [],
+            "containerStatuses": [
+                {
+                    "name": "main",
+                    "image": "moerl/typo:1",
+                    "state": {"waiting": {"reason": reason, "message": stamp(world.now)}},
+                }
+            ],
+        }
         world.reconcile()
         texts.add(world.condition("RolloutsReady")["message"])
         assert world.condition("RolloutsReady")["reason"] == "ImagePullBackOff"

@@ -19,8 +19,9 @@ Obj = dict[str, Any]
 MAKING = (w.CreateChild, w.ApplyChild, w.CreateNodeGroup)
 DENIED = w.AwsError("eks:CreateNodegroup", "AccessDeniedException", "not authorized", "Terminal")
 UNREACHABLE = w.AwsError("eks:ListNodegroups", "EndpointConnectionError", "no answer", "Retry")
-FINAL_REPORT = json.dumps({"schema": 1, "iteration": 350, "final": {"version": 350, "uri": "s3://b/a",
-                                                                     "marker": "s3://b/a/COMPLETE"}})
+FINAL_REPORT = json.dumps(
+    {"schema": 1, "iteration": 350, "final": {"version": 350, "uri": "s3://b/a", "marker": "s3://b/a/COMPLETE"}}
+)
 
 
 class Policy(RuleBasedStateMachine):
@@ -66,8 +67,11 @@ class Policy(RuleBasedStateMachine):
         self.world.edit(lambda spec: spec.update(suspend=on))
 
     @precondition(lambda self: self.world.job is not None)
-    @rule(image=st.sampled_from(["a", "b"]), role=st.sampled_from(["trainer", "rollout", "environment"]),
-          suspend=st.booleans())
+    @rule(
+        image=st.sampled_from(["a", "b"]),
+        role=st.sampled_from(["trainer", "rollout", "environment"]),
+        suspend=st.booleans(),
+    )
     def edit_template(self, image: str, role: str, suspend: bool) -> None:
         template = {"spec": {"containers": [{"name": "main", "image": image}]}}
         self._suspended_first(suspend, lambda spec: spec[role].update(template=template))
@@ -151,18 +155,21 @@ class Policy(RuleBasedStateMachine):
             if names.LABEL_ATTEMPT not in have or pod["status"]["phase"] in ("Succeeded", "Failed"):
                 continue
             node = self.world.nodes.get(pod["spec"].get("nodeName", ""))
-            dead = pod["spec"].get("nodeName") and (
-                node is None or node["status"]["conditions"][0]["status"] != "True")
+            dead = pod["spec"].get("nodeName") and (node is None or node["status"]["conditions"][0]["status"] != "True")
             if pod["metadata"].get("deletionTimestamp") and dead:
                 continue  # nobody can know; it is fenced by its attempt
-            rank = (have[names.LABEL_ROLE], have.get(names.LABEL_POOL, ""), have.get(names.LABEL_REPLICA, ""),
-                    have["batch.kubernetes.io/job-completion-index"])
+            rank = (
+                have[names.LABEL_ROLE],
+                have.get(names.LABEL_POOL, ""),
+                have.get(names.LABEL_REPLICA, ""),
+                have["batch.kubernetes.io/job-completion-index"],
+            )
             assert rank not in live, f"{pod['metadata']['name']} and {live[rank]} are one rank"
             live[rank] = pod["metadata"]["name"]
 
     @invariant()
     def attempts_only_rise(self) -> None:
-        for action in self.world.log[self.seen:]:
+        for action in self.world.log[self.seen :]:
             if isinstance(action, w.CreateChild) and action.obj["kind"] == "Job":
                 have = action.obj["metadata"]["labels"]
                 slot = f"{have[names.LABEL_ROLE]}/{have.get(names.LABEL_REPLICA, '')}"
@@ -184,12 +191,14 @@ class Policy(RuleBasedStateMachine):
     @invariant()
     def the_end_is_final(self) -> None:
         if self.ended:
-            assert not [a for a in self.world.log[self.seen:] if isinstance(a, MAKING)]
+            assert not [a for a in self.world.log[self.seen :] if isinstance(a, MAKING)]
         self.seen = len(self.world.log)
         job = self.world.job
         now_ended = job is not None and any(
-            c["status"] == "True" for c in job.get("status", {}).get("conditions", ())
-            if c["type"] in ("Complete", "Failed"))
+            c["status"] == "True"
+            for c in job.get("status", {}).get("conditions", ())
+            if c["type"] in ("Complete", "Failed")
+        )
         if self.ended and job is not None:
             assert now_ended
         self.ended = self.ended or now_ended
@@ -217,6 +226,9 @@ class Policy(RuleBasedStateMachine):
 
 TestPolicy = Policy.TestCase
 TestPolicy.settings = settings(
-    max_examples=50, stateful_step_count=30, deadline=None, derandomize=True,
+    max_examples=50,
+    stateful_step_count=30,
+    deadline=None,
+    derandomize=True,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
 )

@@ -143,12 +143,20 @@ def test_zones_of_the_user_come_first() -> None:
     assert created(world)[0].zone == "us-east-1b"
 
 
-@pytest.mark.parametrize(("error", "reason"), [
-    (w.AwsError("eks:CreateNodegroup", "ResourceLimitExceededException", "30 groups", "Quota"), "NodeGroupQuota"),
-    (w.AwsError("eks:CreateNodegroup", "AccessDeniedException", "not authorized", "Terminal"), "AccessDeniedException"),
-    (w.AwsError("ec2:CreateLaunchTemplate", "InvalidLaunchTemplateName.MalformedException", "x", "Terminal"),
-     "InvalidLaunchTemplateNameMalformedException"),
-])
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (w.AwsError("eks:CreateNodegroup", "ResourceLimitExceededException", "30 groups", "Quota"), "NodeGroupQuota"),
+        (
+            w.AwsError("eks:CreateNodegroup", "AccessDeniedException", "not authorized", "Terminal"),
+            "AccessDeniedException",
+        ),
+        (
+            w.AwsError("ec2:CreateLaunchTemplate", "InvalidLaunchTemplateName.MalformedException", "x", "Terminal"),
+            "InvalidLaunchTemplateNameMalformedException",
+        ),
+    ],
+)
 def test_refusals_are_told_with_code_and_message(error: w.AwsError, reason: str) -> None:
     world = World()
     world.refuse = error
@@ -209,12 +217,15 @@ def test_a_create_failed_group_is_replaced_unless_it_would_fail_again() -> None:
     assert "IamNodeRoleNotFound: why" in nodes_ready["message"]
 
 
-@pytest.mark.parametrize(("said", "kind"), [
-    ("InsufficientInstanceCapacity - We currently do not have sufficient p5en.48xlarge capacity", "Capacity"),
-    ("VcpuLimitExceeded - You have requested more vCPU capacity than your current vCPU limit of 0", "Quota"),
-    ("MaxSpotInstanceCountExceeded - Max spot instance count exceeded", "Quota"),
-    ("Client.InternalError: Client error on launch", "Other"),
-])
+@pytest.mark.parametrize(
+    ("said", "kind"),
+    [
+        ("InsufficientInstanceCapacity - We currently do not have sufficient p5en.48xlarge capacity", "Capacity"),
+        ("VcpuLimitExceeded - You have requested more vCPU capacity than your current vCPU limit of 0", "Quota"),
+        ("MaxSpotInstanceCountExceeded - Max spot instance count exceeded", "Quota"),
+        ("Client.InternalError: Client error on launch", "Other"),
+    ],
+)
 def test_troubles_are_sorted(said: str, kind: str) -> None:
     found = trouble(w.NodeGroupObservation("g", "ACTIVE", {}, failures=(said,)))
     assert found is not None
@@ -255,8 +266,12 @@ def test_one_local_node_stands_for_all_instances() -> None:
 
 
 def test_existing_nodes_need_neither_aws_nor_a_finalizer() -> None:
-    existing = {"nodeClassName": "default", "provisioner": "Existing", "nodeSelector": {"pool": "ml"},
-                "capacityType": "OnDemand"}
+    existing = {
+        "nodeClassName": "default",
+        "provisioner": "Existing",
+        "nodeSelector": {"pool": "ml"},
+        "capacityType": "OnDemand",
+    }
     spec = job_spec()
     spec["trainer"]["nodes"] = existing | {"count": 2}
     for part in (spec["rollout"]["pools"][0], spec["environment"], spec["buffer"]):
@@ -264,8 +279,10 @@ def test_existing_nodes_need_neither_aws_nor_a_finalizer() -> None:
     world = World(spec)
     for n in range(4):
         world.nodes[f"n{n}"] = {
-            "metadata": {"name": f"n{n}", "labels": {"pool": "ml"}}, "spec": {},
-            "status": {"conditions": [{"type": "Ready", "status": "True"}], "allocatable": {}}}
+            "metadata": {"name": f"n{n}", "labels": {"pool": "ml"}},
+            "spec": {},
+            "status": {"conditions": [{"type": "Ready", "status": "True"}], "allocatable": {}},
+        }
     world.run(4)
     assert world.job is not None
     assert world.job["metadata"]["finalizers"] == []

@@ -41,13 +41,16 @@ def with_template(template_spec: Obj) -> Obj:
     return spec
 
 
-@pytest.mark.parametrize(("spec", "words"), [
-    (custom("EFAGDA", "c7i.large"), ["EFAGDA needs EFA", "c7i.large"]),
-    (custom("EFAProxy", "g6.xlarge"), ["EFAProxy needs EFA", "g6.xlarge"]),
-    (custom("EFAGDA", "p5.48xlarge"), ["EFAGDA runs on p5en.*", "p5.48xlarge", "EFAProxy"]),
-    (custom("NVLink", "c7i.large"), ["NVLink needs GPUs"]),
-    (custom("EFAProxy", "p7.unknown"), ["p7.unknown is not an instance type"]),
-])
+@pytest.mark.parametrize(
+    ("spec", "words"),
+    [
+        (custom("EFAGDA", "c7i.large"), ["EFAGDA needs EFA", "c7i.large"]),
+        (custom("EFAProxy", "g6.xlarge"), ["EFAProxy needs EFA", "g6.xlarge"]),
+        (custom("EFAGDA", "p5.48xlarge"), ["EFAGDA runs on p5en.*", "p5.48xlarge", "EFAProxy"]),
+        (custom("NVLink", "c7i.large"), ["NVLink needs GPUs"]),
+        (custom("EFAProxy", "p7.unknown"), ["p7.unknown is not an instance type"]),
+    ],
+)
 def test_transport_against_instances(spec: Obj, words: list[str]) -> None:
     message = refused(spec)
     for word in words:
@@ -73,17 +76,23 @@ def test_native_runtime_has_no_deepep() -> None:
     assert "framework Native has Auto and Reference, not DeepEP" in refused(spec)
 
 
-@pytest.mark.parametrize(("changes", "spec", "words"), [
-    ({"allowedNamespaces": ["team-*"]}, None, "does not allow namespace ml"),
-    ({"allowedInstanceTypes": ["p5*", "r7i.*"]}, None, "does not allow c7i.large; it allows p5*, r7i.*"),
-    ({"maxNodes": 5}, None, "6 nodes asked of MoERLNodeClass default, which allows 5"),
-    ({"allowedReservations": ["cr-1"]}, nodes(2, capacityType="Reserved", capacityReservation="cr-2"),
-     "does not allow cr-2"),
-    ({}, nodes(2, zones=["eu-west-1a"]), "has no subnet in eu-west-1a"),
-    ({}, nodes(2, nodeClassName="gold"), "MoERLNodeClass gold does not exist"),
-    ({"subnets": "nonsense"}, None, "MoERLNodeClass default is not valid"),
-    ({"defaults": {}}, None, "the main container needs an image"),
-])
+@pytest.mark.parametrize(
+    ("changes", "spec", "words"),
+    [
+        ({"allowedNamespaces": ["team-*"]}, None, "does not allow namespace ml"),
+        ({"allowedInstanceTypes": ["p5*", "r7i.*"]}, None, "does not allow c7i.large; it allows p5*, r7i.*"),
+        ({"maxNodes": 5}, None, "6 nodes asked of MoERLNodeClass default, which allows 5"),
+        (
+            {"allowedReservations": ["cr-1"]},
+            nodes(2, capacityType="Reserved", capacityReservation="cr-2"),
+            "does not allow cr-2",
+        ),
+        ({}, nodes(2, zones=["eu-west-1a"]), "has no subnet in eu-west-1a"),
+        ({}, nodes(2, nodeClassName="gold"), "MoERLNodeClass gold does not exist"),
+        ({"subnets": "nonsense"}, None, "MoERLNodeClass default is not valid"),
+        ({"defaults": {}}, None, "the main container needs an image"),
+    ],
+)
 def test_what_the_class_allows(changes: Obj, spec: Obj | None, words: str) -> None:
     wish = job_spec()
     if spec:
@@ -91,19 +100,30 @@ def test_what_the_class_allows(changes: Obj, spec: Obj | None, words: str) -> No
     assert words in refused(wish, **changes)
 
 
-@pytest.mark.parametrize(("template_spec", "words"), [
-    ({"hostNetwork": True}, "hostNetwork is true"),
-    ({"hostPID": True}, "hostPID is true"),
-    ({"volumes": [{"name": "x", "hostPath": {"path": "/etc"}}]}, "volumes[0] is the hostPath /etc"),
-    ({"containers": [{"name": "main", "securityContext": {"privileged": True}}]},
-     "containers[0].securityContext.privileged is true"),
-    ({"initContainers": [{"name": "i", "securityContext": {"privileged": True}}]},
-     "initContainers[0].securityContext.privileged is true"),
-    ({"containers": [{"name": "main", "securityContext": {"capabilities": {"add": ["SYS_ADMIN"]}}}]},
-     "containers[0].securityContext.capabilities adds SYS_ADMIN"),
-    ({"containers": [{"name": "main", "ports": [{"containerPort": 1, "hostPort": 1}]}]},
-     "containers[0].ports has a hostPort"),
-])
+@pytest.mark.parametrize(
+    ("template_spec", "words"),
+    [
+        ({"hostNetwork": True}, "hostNetwork is true"),
+        ({"hostPID": True}, "hostPID is true"),
+        ({"volumes": [{"name": "x", "hostPath": {"path": "/etc"}}]}, "volumes[0] is the hostPath /etc"),
+        (
+            {"containers": [{"name": "main", "securityContext": {"privileged": True}}]},
+            "containers[0].securityContext.privileged is true",
+        ),
+        (
+            {"initContainers": [{"name": "i", "securityContext": {"privileged": True}}]},
+            "initContainers[0].securityContext.privileged is true",
+        ),
+        (
+            {"containers": [{"name": "main", "securityContext": {"capabilities": {"add": ["SYS_ADMIN"]}}}]},
+            "containers[0].securityContext.capabilities adds SYS_ADMIN",
+        ),
+        (
+            {"containers": [{"name": "main", "ports": [{"containerPort": 1, "hostPort": 1}]}]},
+            "containers[0].ports has a hostPort",
+        ),
+    ],
+)
 def test_what_a_template_may_not_ask(template_spec: Obj, words: str) -> None:
     message = refused(with_template(template_spec))
     assert words in message
@@ -111,9 +131,16 @@ def test_what_a_template_may_not_ask(template_spec: Obj, words: str) -> None:
     assert "MoERLNodeClass default does not permit" in message
 
 
-@pytest.mark.parametrize(("path", "accepted"), [
-    ("/data", True), ("/data/sub", True), ("/database", False), ("/data/../etc", False), ("/", False),
-])
+@pytest.mark.parametrize(
+    ("path", "accepted"),
+    [
+        ("/data", True),
+        ("/data/sub", True),
+        ("/database", False),
+        ("/data/../etc", False),
+        ("/", False),
+    ],
+)
 def test_permitted_host_paths(path: str, accepted: bool) -> None:
     spec = with_template({"volumes": [{"name": "x", "hostPath": {"path": path}}]})
     world = World(spec, permittedHostPaths=["/data"])

@@ -77,8 +77,10 @@ def test_buffer_is_never_rolled_and_keeps_no_volume_behind() -> None:
     assert "volumeClaimTemplates" not in servers.buffer(context(native_spec(), "buffer"), 1)["spec"]
 
 
-@pytest.mark.parametrize(("role", "before_ready"), [("trainer", True), ("rollout", True), ("buffer", True),
-                                                     ("reward", False), ("environment", False)])
+@pytest.mark.parametrize(
+    ("role", "before_ready"),
+    [("trainer", True), ("rollout", True), ("buffer", True), ("reward", False), ("environment", False)],
+)
 def test_services_are_headless(role: str, before_ready: bool) -> None:
     made = servers.service(view(native_spec()).job_context, role)
     assert made["spec"]["clusterIP"] == "None"
@@ -101,7 +103,8 @@ def test_budgets_have_integers_and_only_where_a_lost_pod_is_a_lost_run() -> None
 def test_pods_may_only_patch_their_report() -> None:
     job = view(native_spec()).job_context
     assert support.role(job)["rules"] == [
-        {"apiGroups": [""], "resources": ["configmaps"], "resourceNames": ["demo-report"], "verbs": ["get", "patch"]}]
+        {"apiGroups": [""], "resources": ["configmaps"], "resourceNames": ["demo-report"], "verbs": ["get", "patch"]}
+    ]
     assert support.role_binding(job)["subjects"] == [{"kind": "ServiceAccount", "name": "demo", "namespace": "ml"}]
 
 
@@ -110,7 +113,8 @@ def test_strangers_reach_only_metrics() -> None:
     assert spec["policyTypes"] == ["Ingress"], "DNS and S3 stay open"
     assert spec["ingress"] == [
         {"from": [{"podSelector": {"matchLabels": {names.LABEL_JOB_UID: UID}}}]},
-        {"ports": [{"protocol": "TCP", "port": 8081}]}]
+        {"ports": [{"protocol": "TCP", "port": 8081}]},
+    ]
 
 
 def test_configuration_is_the_job_as_the_user_wrote_it() -> None:
@@ -145,13 +149,16 @@ def test_revision_is_of_the_users_words_only() -> None:
     assert revision.pods(view(other).spec, "trainer") != revision.pods(one, "trainer")
 
 
-@pytest.mark.parametrize("change", [
-    lambda s: s["rollout"]["pools"][0].update(replicas=9),
-    lambda s: s["environment"].update(replicas=9),
-    lambda s: s["trainer"]["nodes"].update(onFinish="Retain"),
-    lambda s: s.update(runPolicy={"activeDeadlineSeconds": 5}),
-    lambda s: s.update(suspend=True),
-])
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda s: s["rollout"]["pools"][0].update(replicas=9),
+        lambda s: s["environment"].update(replicas=9),
+        lambda s: s["trainer"]["nodes"].update(onFinish="Retain"),
+        lambda s: s.update(runPolicy={"activeDeadlineSeconds": 5}),
+        lambda s: s.update(suspend=True),
+    ],
+)
 def test_what_may_change_at_any_time_is_not_in_a_revision(change: Any) -> None:
     spec = native_spec()
     before = view(spec)

@@ -27,10 +27,16 @@ def sidecars(template: Obj) -> dict[str, Obj]:
     return {c["name"]: c for c in template["spec"].get("initContainers", ())}
 
 
-@pytest.mark.parametrize(("key", "program", "sidecar"), [
-    ("trainer", "trainer", "agent"), ("spot", "engine", "driver"), ("reward", "reward", None),
-    ("environment", "environment", None), ("buffer", "buffer", None),
-])
+@pytest.mark.parametrize(
+    ("key", "program", "sidecar"),
+    [
+        ("trainer", "trainer", "agent"),
+        ("spot", "engine", "driver"),
+        ("reward", "reward", None),
+        ("environment", "environment", None),
+        ("buffer", "buffer", None),
+    ],
+)
 def test_native_roles_need_no_template(key: str, program: str, sidecar: str | None) -> None:
     template = render(native_spec(), key)
     main = main_container(template["spec"])
@@ -84,10 +90,18 @@ def test_the_users_words_stay_and_the_template_is_not_changed() -> None:
             "volumes": [{"name": "v", "emptyDir": {}}],
             "containers": [
                 {"name": "log", "image": "log:1"},
-                {"name": "main", "image": "mine:1", "args": ["--x"], "resources": {"requests": {"cpu": "3"}},
-                 "env": [{"name": "A", "value": "1"}, {"name": "MOERL_JOB", "value": "forged"},
-                         {"name": "HOME", "value": "/root"}],
-                 "securityContext": {"runAsUser": 0}},
+                {
+                    "name": "main",
+                    "image": "mine:1",
+                    "args": ["--x"],
+                    "resources": {"requests": {"cpu": "3"}},
+                    "env": [
+                        {"name": "A", "value": "1"},
+                        {"name": "MOERL_JOB", "value": "forged"},
+                        {"name": "HOME", "value": "/root"},
+                    ],
+                    "securityContext": {"runAsUser": 0},
+                },
             ],
         },
     }
@@ -115,8 +129,9 @@ def test_the_users_words_stay_and_the_template_is_not_changed() -> None:
 
 def test_the_users_own_sidecar_of_the_same_name_is_filled_in() -> None:
     spec = native_spec()
-    spec["trainer"]["template"] = {"spec": {"initContainers": [
-        {"name": "agent", "resources": {"requests": {"memory": "1Gi"}}}]}}
+    spec["trainer"]["template"] = {
+        "spec": {"initContainers": [{"name": "agent", "resources": {"requests": {"memory": "1Gi"}}}]}
+    }
     made = sidecars(render(spec, "trainer"))
     assert list(made) == ["agent"]
     assert made["agent"]["resources"]["requests"] == {"cpu": "50m", "memory": "1Gi"}
@@ -137,8 +152,12 @@ def test_engine_arguments_follow_the_users_own() -> None:
 
 
 def test_defaults_of_the_class() -> None:
-    defaults = {"image": "c:1", "imagePullPolicy": "Never", "serviceAccountName": "pods",
-                "env": [{"name": "AWS_REGION", "value": "x"}]}
+    defaults = {
+        "image": "c:1",
+        "imagePullPolicy": "Never",
+        "serviceAccountName": "pods",
+        "env": [{"name": "AWS_REGION", "value": "x"}],
+    }
     template = render(native_spec(), "trainer", defaults=defaults)
     main = main_container(template["spec"])
     assert (main["image"], main["imagePullPolicy"]) == ("c:1", "Never")
@@ -150,8 +169,9 @@ def test_defaults_of_the_class() -> None:
 def test_place_of_the_pods() -> None:
     template = render(native_spec(), "spot")["spec"]
     assert template["nodeSelector"] == {"pool.moerl.dev/spot": "moerl-0f1e2d3c-spot-1"}
-    assert {"key": names.TAINT_DEDICATED, "operator": "Equal", "value": "0f1e2d3c",
-            "effect": "NoSchedule"} in template["tolerations"]
+    assert {"key": names.TAINT_DEDICATED, "operator": "Equal", "value": "0f1e2d3c", "effect": "NoSchedule"} in template[
+        "tolerations"
+    ]
     assert "affinity" not in template
     assert template["subdomain"] == "demo-rollout"
     assert template["restartPolicy"] == "Never"
@@ -176,8 +196,13 @@ def test_efa_pods_take_the_whole_node_with_its_devices() -> None:
     main = main_container(template["spec"])
     resources = main["resources"]
     assert resources["limits"] == resources["requests"], "Guaranteed: the EFA proxy threads must not be throttled"
-    assert resources["limits"] == {"nvidia.com/gpu": "8", "vpc.amazonaws.com/efa": "16", "hugepages-2Mi": "5120Mi",
-                                   "cpu": "172", "memory": "1782579Mi"}
+    assert resources["limits"] == {
+        "nvidia.com/gpu": "8",
+        "vpc.amazonaws.com/efa": "16",
+        "hugepages-2Mi": "5120Mi",
+        "cpu": "172",
+        "memory": "1782579Mi",
+    }
     assert main["securityContext"]["capabilities"] == {"drop": ["ALL"], "add": ["IPC_LOCK"]}
     assert {"name": "moerl-shm", "mountPath": "/dev/shm"} in main["volumeMounts"]
     assert {"name": "moerl-shm", "emptyDir": {"medium": "Memory"}} in template["spec"]["volumes"]
@@ -186,14 +211,31 @@ def test_efa_pods_take_the_whole_node_with_its_devices() -> None:
     assert {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"} in template["spec"]["tolerations"]
 
 
-@pytest.mark.parametrize(("transport", "kind", "expected", "absent"), [
-    ("EFAGDA", "p5en.48xlarge",
-     {"NCCL_GIN_TYPE": "5", "NCCL_SYM_GIN_KERNELS_ENABLE": "0", "OFI_NCCL_PROTOCOL": "RDMA", "FI_PROVIDER": "efa"}, []),
-    ("EFAProxy", "p5.48xlarge", {"NCCL_GIN_TYPE": "2", "OFI_NCCL_PROTOCOL": "RDMA"}, ["NCCL_SYM_GIN_KERNELS_ENABLE"]),
-    ("Auto", "p5en.48xlarge", {"NCCL_GIN_TYPE": "2"}, []),
-    ("NVLink", "p5en.48xlarge", {"NCCL_GIN_ENABLE": "0"}, ["NCCL_GIN_TYPE", "FI_PROVIDER"]),
-    ("TCP", "g6.xlarge", {"NCCL_NET": "Socket"}, ["NCCL_GIN_TYPE", "FI_PROVIDER"]),
-])
+@pytest.mark.parametrize(
+    ("transport", "kind", "expected", "absent"),
+    [
+        (
+            "EFAGDA",
+            "p5en.48xlarge",
+            {
+                "NCCL_GIN_TYPE": "5",
+                "NCCL_SYM_GIN_KERNELS_ENABLE": "0",
+                "OFI_NCCL_PROTOCOL": "RDMA",
+                "FI_PROVIDER": "efa",
+            },
+            [],
+        ),
+        (
+            "EFAProxy",
+            "p5.48xlarge",
+            {"NCCL_GIN_TYPE": "2", "OFI_NCCL_PROTOCOL": "RDMA"},
+            ["NCCL_SYM_GIN_KERNELS_ENABLE"],
+        ),
+        ("Auto", "p5en.48xlarge", {"NCCL_GIN_TYPE": "2"}, []),
+        ("NVLink", "p5en.48xlarge", {"NCCL_GIN_ENABLE": "0"}, ["NCCL_GIN_TYPE", "FI_PROVIDER"]),
+        ("TCP", "g6.xlarge", {"NCCL_NET": "Socket"}, ["NCCL_GIN_TYPE", "FI_PROVIDER"]),
+    ],
+)
 def test_transport_pins_nccl(transport: str, kind: str, expected: dict[str, str], absent: list[str]) -> None:
     found = env(main_container(render(gpu_spec(transport, kind), "trainer")["spec"]))
     assert expected.items() <= found.items()
@@ -220,7 +262,9 @@ def test_a_limit_of_the_user_is_also_the_request() -> None:
     spec = gpu_spec()
     spec["trainer"]["template"] = copy.deepcopy(CUSTOM)
     spec["trainer"]["template"]["spec"]["containers"][0]["resources"] = {
-        "limits": {"cpu": "100", "memory": "1Ti"}, "requests": {"memory": "1Ti"}}
+        "limits": {"cpu": "100", "memory": "1Ti"},
+        "requests": {"memory": "1Ti"},
+    }
     resources = main_container(render(spec, "trainer")["spec"])["resources"]
     assert resources["limits"]["cpu"] == resources["requests"]["cpu"] == "100"
     assert resources["limits"]["memory"] == resources["requests"]["memory"] == "1Ti"
