@@ -40,8 +40,11 @@ class Intake:
         elif self._cache.put(kind, obj) and not _unremarkable(kind, before, obj):
             self._wake(kind, obj, background=event_type is None)
 
-    async def resync(self, *, background: bool = True) -> int:
-        """List everything and wake what differs; returns the number of changes that no watch had shown."""
+    async def resync(self, *, first: bool = False) -> int:
+        """List everything and wake what differs; returns the number of changes that no watch had shown.
+
+        `first` fills the empty cache: nothing can have been missed then.
+        """
         found = 0
         for kind in WATCHED:
             for namespace in self._scopes(kind):
@@ -49,8 +52,9 @@ class Intake:
                 objects = await self._kube.list(kind, namespace, label_selector=selector_of(kind))
                 changed = self._cache.replace(kind, objects, mark, namespace=namespace)
                 for obj in changed:
-                    self._wake(kind, obj, background=background)
-                self._metrics.missed.labels(kind.plural).inc(len(changed))
+                    self._wake(kind, obj, background=True)
+                if not first:
+                    self._metrics.missed.labels(kind.plural).inc(len(changed))
                 found += len(changed)
         return found
 

@@ -152,9 +152,11 @@ class Operator:
         """Lists come before work: an empty cache must never look like a cluster without children."""
         while True:
             try:
-                await self.intake.resync()
+                await self.intake.resync(first=True)
             except KubeError as error:
-                log.warning("the cluster cannot be listed yet: %s", error)
+                missing = "; are the CustomResourceDefinitions installed? (`moerl crds`)" if error.status == 404 else ""
+                self.health.unsynced = f"the cluster cannot be listed yet: {error}{missing}"
+                log.warning(self.health.unsynced)
                 await asyncio.sleep(SYNC_RETRY_SECONDS)
                 continue
             self.health.synced = True

@@ -30,6 +30,7 @@ class Health:
     longest_work: Callable[[], float]
     expected_streams: frozenset[str] = frozenset()
     synced: bool = False
+    unsynced: str = "the cache is not filled yet"  # why it is not, as far as is known
     _lags: deque[float] = field(default_factory=lambda: deque(maxlen=LAG_PROBES), init=False)
 
     @property
@@ -44,7 +45,7 @@ class Health:
     def ready_problems(self) -> list[str]:
         """Why the operator does not do its work now; empty when it does."""
         if not self.synced:
-            return ["the cache is not filled yet"]
+            return [self.unsynced]
         return self.live_problems()
 
     async def beat(self) -> None:
