@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from moerl_local.cluster import kwok
 from moerl_local.cluster.handle import Cluster
 from moerl_operator.api import names
 from moerl_operator.kube.api import Kinds, KubeApi
@@ -85,15 +86,20 @@ async def test_a_lost_node_ends_the_attempt_long_before_kubernetes_would(
     await jobs.create()
     await jobs.reaches("Running")
     node = (await jobs.pods(role="trainer"))[0]["spec"]["nodeName"]
-    await kube.patch(Kinds.NODE, None, node, {"metadata": {"annotations": {"fake.moerl.dev/node": "lost"}}})
+    await kube.patch(Kinds.NODE, None, node, {"metadata": {"annotations": {kwok.LOST_ANNOTATION: "lost"}}})
 
     async def ended() -> Any:
         found = await kube.get(Kinds.JOB, jobs.namespace, "tiny-trainer-a1")
         return found and found["metadata"]["annotations"].get(names.ANNOTATION_ENDED) == "NodeLost"
 
     await until("the attempt is ended for its lost node", ended, seconds=150)
-    assert (await jobs.condition("TrainersReady"))["reason"] == "NodeLost"
-    await kube.patch(Kinds.NODE, None, node, {"metadata": {"annotations": {"fake.moerl.dev/node": None}}})
+
+    async def told() -> bool:
+        return (await jobs.condition("TrainersReady"))["reason"] == "NodeLost"
+
+    await until("the condition says so", told)
+    back = {"annotations": {kwok.LOST_ANNOTATION: None}, "labels": {kwok.LOST_LABEL: None}}
+    await kube.patch(Kinds.NODE, None, node, {"metadata": back})
     found = await attempt_runs(jobs, "tiny-trainer-a2", seconds=180)
     assert row(found, "trainer")["restarts"] == 0
 
