@@ -16,9 +16,11 @@ from transformers.modeling_utils import PreTrainedModel
 
 from moerl_operator.api.job import Algorithm
 from moerl_runtime.buffer.records import Sample, SampleGroup, token_ids
+from moerl_runtime.model.tiny import build_tiny
 from moerl_runtime.model.warmstart import warm_start
 from moerl_runtime.rollout.engine_sampler import Row, Sampling, sample
 from moerl_runtime.tasks import task as tasks
+from moerl_runtime.tasks.reverse import BOS, EOS, PAD
 from moerl_runtime.tasks.task import Task
 from moerl_runtime.trainer.learner import Learner
 from moerl_runtime.trainer.update import UpdateStats
@@ -53,7 +55,7 @@ def _rollout(
     prompts = [task.prompt(cursor) for cursor in taken]
     sampling = Sampling(max_new_tokens=algorithm.max_new_tokens, temperature=float(algorithm.temperature))
     rows = [[Row(prompt=prompt, sampling=sampling) for _ in range(algorithm.group_size)] for prompt in prompts]
-    sample(model, [row for group in rows for row in group], pad=0, generator=generator)
+    sample(model, [row for group in rows for row in group], pad=PAD, generator=generator)
     return [
         SampleGroup(
             uid=cursor + 1,
@@ -80,7 +82,7 @@ def main() -> None:
     """Print a run: `python -m support.rehearsal --seed 1 learningRate=1e-3 entropyBonus=0.1` (from tests/)."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--warm-seed", type=int)
+    parser.add_argument("--random", action="store_true", help="start from random weights, not from a warm start")
     parser.add_argument("--until", type=float, default=2.0, help="stop at this exact match")
     parser.add_argument("settings", nargs="*", help="fields of spec.algorithm")
     arguments = parser.parse_args()
@@ -92,9 +94,11 @@ def main() -> None:
         | {k: v for k, v in fields.items() if k in ("learningRate", "entropyBonus", "temperature", "gradientClip")}
     )
     task = tasks.load("builtin://reverse-4", seed=arguments.seed)
-    warm_seed = arguments.seed if arguments.warm_seed is None else arguments.warm_seed
-    model, exact, steps = warm_start(task, seed=warm_seed)
-    print(f"warm start: {exact:.3f} after {steps} steps", flush=True)
+    if arguments.random:
+        model = build_tiny(vocab_size=task.vocabulary_size, pad=PAD, bos=BOS, eos=EOS, seed=arguments.seed)
+    else:
+        model, exact, steps = warm_start(task, seed=arguments.seed)
+        print(f"warm start: {exact:.3f} after {steps} steps", flush=True)
     for step, stats, value in rehearse(model, algorithm, task):
         if value is not None:
             print(
