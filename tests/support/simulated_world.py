@@ -135,6 +135,7 @@ class World:
         self.events: list[w.PlannedEvent] = []
         self.writes = 0
         self.exit_on_sigterm = 143
+        self.newest_release = "1.34.1-20261001"
         self.made_groups: list[str] = []
         self._serial = 0
 
@@ -378,6 +379,7 @@ class World:
             zone=group.spec.zone,
             failures=group.failures,
             arn=f"arn:{group.spec.name}",
+            release_version="" if group.status == "CREATING" else group.spec.release_version or self.newest_release,
         )
 
     def _eks(self) -> None:

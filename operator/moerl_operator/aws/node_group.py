@@ -87,6 +87,7 @@ def observed(
         failures=failures_since_resize(activities, desired, last_before_resize),
         autoscaler_tags=any(key.startswith(AUTOSCALER_TAG_PREFIX) for key in tags),
         arn=group.get("nodegroupArn") or "",
+        release_version=group.get("releaseVersion") or "",
     )
 
 

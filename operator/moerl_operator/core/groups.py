@@ -125,11 +125,11 @@ def resolved_amis(view: View) -> dict[str, str]:
     return out
 
 
-def ami_words(node_class: NodeClassSpec) -> str:
-    """What is kept in status of a class's AMI; empty when AWS chooses the release."""
+def pinned_ami(node_class: NodeClassSpec) -> str:
+    """The AMI that a class names, in the words of the status; empty when AWS chooses the release."""
     if node_class.ami_id:
         return node_class.ami_id
-    return f"@{node_class.release_version}" if node_class.release_version else "@"
+    return f"@{node_class.release_version}" if node_class.release_version else ""
 
 
 def ami_type(view: View, part: Part) -> str:
@@ -170,7 +170,7 @@ def new_group(view: View, part: Part, before: Numbered | None) -> NodeGroupSpec:
     facts = view.facts(part)
     name = names.node_group(view.uid, part.key, next_number(view, part.key))
     subnet = next_subnet(view, part, before)
-    ami = resolved_amis(view).get(part.nodes.node_class_name, ami_words(node_class))
+    ami = resolved_amis(view).get(part.nodes.node_class_name, pinned_ami(node_class))
     efa = pods.wants_efa(role_context(view, part))
     revision = view.nodes_revision(part)
     return NodeGroupSpec(
@@ -189,7 +189,7 @@ def new_group(view: View, part: Part, before: Numbered | None) -> NodeGroupSpec:
         tags=tags(view, role=part.role, group=name, zone=subnet.zone, revision=revision),
         ami_type=ami_type(view, part),
         ami_id=ami if ami.startswith("ami-") else None,
-        release_version=ami[1:] if ami.startswith("@") and ami != "@" else None,
+        release_version=ami[1:] if ami.startswith("@") else None,
         root_volume_gib=node_class.root_volume.size_gib,
         root_volume_type=node_class.root_volume.type,
         root_volume_iops=node_class.root_volume.iops,

@@ -44,9 +44,14 @@ def group_is_idle(view: View, part: Part, group: str) -> bool:
     return not any(_on(pod, nodes) and not is_gone(view, pod) for pod in view.pods_of_part(part))
 
 
+def busy_nodes(view: View, part: Part) -> set[str]:
+    """Names of the nodes on which a pod of the part can still run."""
+    return {str((p.get("spec") or {}).get("nodeName")) for p in view.pods_of_part(part) if not is_gone(view, p)}
+
+
 def idle_instances(view: View, part: Part, group: str) -> list[str]:
     """Instance ids of a group's nodes without a running pod of the part, unready ones first."""
-    busy = {(p.get("spec") or {}).get("nodeName") for p in view.pods_of_part(part) if not is_gone(view, p)}
+    busy = busy_nodes(view, part)
     free = [n for n in view.nodes_of_group(part, group) if n["metadata"]["name"] not in busy]
     free.sort(key=lambda n: (node_ready(n), n["metadata"]["name"]))
     ids = [str((n.get("spec") or {}).get("providerID") or "").rpartition("/")[2] for n in free]

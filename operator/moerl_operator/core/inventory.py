@@ -10,7 +10,7 @@ from datetime import datetime
 from typing import Any
 
 from moerl_operator.api import names
-from moerl_operator.core import capacity, groups
+from moerl_operator.core import capacity, groups, idle
 from moerl_operator.core.groups import Numbered
 from moerl_operator.core.view import Part, View, format_time, labels_of, node_ready, parse_time
 from moerl_operator.core.world import NodeGroupObservation
@@ -45,8 +45,13 @@ def known_groups(view: View, part: Part) -> list[Numbered]:
 
 
 def ready_nodes(view: View, part: Part, group: NodeGroupObservation) -> int:
-    """Ready nodes of a group. The local cluster's one node stands for as many as its group has instances."""
-    ready = sum(node_ready(n) for n in view.nodes_of_group(part, group.name))
+    """Ready nodes of a group that pods can use. The local cluster's one node stands for all instances of its group.
+
+    A cordoned node counts while a pod of the part runs on it: it is of use to that pod, and to no other.
+    """
+    nodes = [n for n in view.nodes_of_group(part, group.name) if node_ready(n)]
+    busy = idle.busy_nodes(view, part)
+    ready = sum(not (n.get("spec") or {}).get("unschedulable") or n["metadata"]["name"] in busy for n in nodes)
     if ready and group.instance_types == (groups.LOCAL,):
         return max(ready, group.in_service)
     return ready

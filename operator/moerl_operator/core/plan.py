@@ -31,7 +31,7 @@ from moerl_operator.core.progress import Report
 from moerl_operator.core.recovery import SlotState
 from moerl_operator.core.topology import Placement, Topology
 from moerl_operator.core.view import View, format_time, open_view, parse_time
-from moerl_operator.core.world import Action, Plan, PlannedEvent, SetFinalizer, Snapshot
+from moerl_operator.core.world import Action, DeleteChild, Plan, PlannedEvent, SetFinalizer, Snapshot
 
 Obj = dict[str, Any]
 
@@ -197,8 +197,10 @@ class _Run:
         self.actions += self.topo.actions
         if not view.snap.foreign:
             self.actions += workloads.server_actions(view, self.topo, suspended=self.suspended)
-        for state in self.slots:
-            self.actions += state.actions
+        # New attempts before old ones are deleted: the number and the budget live with the children.
+        steps = [action for state in self.slots for action in state.actions]
+        self.actions += [a for a in steps if not isinstance(a, DeleteChild)]
+        self.actions += [a for a in steps if isinstance(a, DeleteChild)]
         self.actions += workloads.delete_actions(_surplus(view))
         if view.snap.foreign:
             self.requeue.append(5.0)

@@ -89,6 +89,7 @@ def arrange(view: View, *, suspended: bool) -> Topology:
         if part.role == names.TRAINER:
             secured = out.placements[part.key].secured
     out.rows += inventory.deleted_rows(view, {str(row["name"]) for row in out.rows})
+    out.resolved_ami = _resolved_ami(view, out.actions)
     _launch_templates(view, out)
     _gate(view, out)
     exist = groups.own(view) or view.snap.aws.launch_templates
@@ -152,7 +153,6 @@ class _Arranger:
 
     def _create(self, before: Numbered | None) -> None:
         self.out.actions.append(CreateNodeGroup(groups.new_group(self.view, self.part, before)))
-        self._remember_ami()
         self.out.wait(POLL_SECONDS)
 
     def _settle(self, current: Numbered, older: list[Numbered]) -> None:
@@ -254,6 +254,8 @@ class _Arranger:
         gang = -(-part.count // part.pool.wanted) if part.pool else (part.count if part.role == names.TRAINER else 1)
         if part.reserved or group.desired == 0 or self.out.placements[part.key].ready >= max(1, gang):
             return False
+        if not idle.group_is_idle(self.view, part, group.name):
+            return False  # what runs is worth more than what is missing
         if group.in_service == 0:
             return capacity.refused(group) and len(groups.subnets(self.view, part)) > 1
         hold = timedelta(seconds=self.view.node_class(part).gang_hold_seconds)
@@ -288,14 +290,21 @@ class _Arranger:
             place.reason = {"Capacity": "InsufficientCapacity", "Quota": "InstanceQuota"}.get(kind, "NodeGroupTrouble")
             place.message += f"; node group {current.name} in {current.group.zone}: {text}"
 
-    def _remember_ami(self) -> None:
-        known = groups.resolved_amis(self.view)
-        name = self.part.nodes.node_class_name
-        for item in self.out.resolved_ami or ():
-            key, _, value = item.partition("=")
-            known[key] = value
-        known.setdefault(name, groups.ami_words(self.view.node_class(self.part)))
-        self.out.resolved_ami = sorted(f"{key}={value}" for key, value in known.items())
+
+def _resolved_ami(view: View, actions: list[Action]) -> list[str] | None:
+    """The AMI of each class, fixed by the first group that is made of it; later groups of the job get the same."""
+    known = groups.resolved_amis(view)
+    for part in view.parts:
+        name, node_class = part.nodes.node_class_name, view.node_class(part)
+        series = groups.of_part(view, part.key)
+        making = any(isinstance(a, CreateNodeGroup) and a.spec.group_key == part.key for a in actions)
+        pinned = groups.pinned_ami(node_class)
+        if pinned and (making or series):
+            known.setdefault(name, pinned)
+        released = next((n.group.release_version for n in series if n.group.release_version), "")
+        if released and not node_class.ami_id:
+            known.setdefault(name, f"@{released}")
+    return sorted(f"{key}={value}" for key, value in known.items()) or None
 
 
 def _launch_templates(view: View, out: Topology) -> None:

@@ -67,6 +67,7 @@ class NodeGroupObservation:
     launch_template_id: str = ""
     issues: tuple[tuple[str, str], ...] = ()  # (health issue code, message)
     failures: tuple[str, ...] = ()
+    release_version: str = ""  # of the AMI, as EKS resolved it
     autoscaler_tags: bool = False  # k8s.io/cluster-autoscaler/* still on the Auto Scaling group
     arn: str = ""
 

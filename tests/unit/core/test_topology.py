@@ -62,6 +62,32 @@ def test_ami_release_is_resolved_once() -> None:
     assert {s.release_version for s in created(world)} == {"1.34.1-20261101"}
 
 
+def test_a_release_that_aws_chose_is_kept_for_the_jobs_later_groups() -> None:
+    world = World()
+    world.run(4)
+    assert world.job is not None
+    assert world.job["status"]["resolvedAmi"] == ["default=@1.34.1-20261001"]
+    world.newest_release = "1.34.2-20261201"
+    world.edit(lambda spec: spec.update(suspend=True))
+    world.run(5)
+    world.edit(lambda spec: spec["trainer"].update(nodes=nodes(2, "c7i.xlarge")))
+    world.edit(lambda spec: spec.update(suspend=False))
+    world.run(4)
+    assert created(world)[-1].release_version == "1.34.1-20261001"
+
+
+def test_a_running_gang_is_never_given_back() -> None:
+    """A node that is not ready any more, or cordoned, is no reason to take the others from running pods."""
+    world = World(gangHoldSeconds=60)
+    world.run(8)
+    busy = world.live_pods("trainer")[0]["spec"]["nodeName"]
+    world.nodes[busy]["spec"]["unschedulable"] = True
+    world.run(20, seconds=30)
+    assert world.groups[TRAINER_1].desired == 2
+    assert world.condition("NodesReady")["status"] == "True"
+    assert [j["metadata"]["name"] for j in world.jobs("trainer")] == ["demo-trainer-a1"]
+
+
 def test_every_group_has_one_subnet_and_a_taint_and_owner_tags() -> None:
     world = World()
     world.run(3)
