@@ -237,7 +237,7 @@ def test_waiting_for_nodes_spends_nothing(world: World) -> None:
     world.capacity = {"us-east-1a": 0, "us-east-1b": 0}
     node = world.pods[trainer_pod(world)]["spec"]["nodeName"]
     group = world.groups["moerl-0f1e2d3c-trainer-1"]
-    world._drop_node(group, node)  # Spot took it, or a person did
+    world.drop_node(group, node)  # Spot took it, or a person did
     world.run(60, seconds=30)
     assert status(world)["roles"][0]["restarts"] == 0
     assert world.condition("Failed")["status"] == "False"
@@ -311,7 +311,7 @@ def test_a_replica_without_a_node_waits_without_pods(world: World) -> None:
     """The others keep their nodes; a pod that fits nowhere helps nobody."""
     world.capacity = {"us-east-1a": 0, "us-east-1b": 0}
     node = world.pods[rollout_pod(world, 0)]["spec"]["nodeName"]
-    world._drop_node(world.groups["moerl-0f1e2d3c-spot-1"], node)
+    world.drop_node(world.groups["moerl-0f1e2d3c-spot-1"], node)
     world.run(10)
     assert [p["metadata"]["labels"][names.LABEL_REPLICA] for p in world.live_pods("rollout")] == ["1"]
     world.capacity = {}
