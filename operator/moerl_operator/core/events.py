@@ -25,7 +25,11 @@ def of_conditions(conditions: Conditions) -> list[PlannedEvent]:
     for kind in cond.TYPES:
         status, reason = conditions.status(kind), conditions.reason(kind)
         old = conditions.observed.get(kind, {})
-        if old.get("status", "Unknown") == status and (status != "False" or old.get("reason") == reason):
+        told = old.get("reason") == reason and not (
+            # Another generation that is not accepted is another thing to tell.
+            kind == cond.ACCEPTED and old.get("observedGeneration") != conditions.generation
+        )
+        if old.get("status", "Unknown") == status and (status != "False" or told):
             continue
         message = conditions.message(kind)[:_MAX_NOTE]
         if status == "True" and (kind in _GOOD or kind == cond.ACCEPTED):

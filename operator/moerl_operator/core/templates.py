@@ -18,6 +18,52 @@ _HOST_NAMESPACES = ("hostNetwork", "hostPID", "hostIPC")
 _ALWAYS_ALLOWED = ("NET_BIND_SERVICE",)
 
 
+# The parts of a PodTemplateSpec that our injection reads or extends: {...} an object, [...] a list. The API server
+# keeps a template as it is, so a wrong type arrives here; all else the dry run of the rendered child finds.
+_CONTAINER: Obj = {
+    "env": [{}],
+    "volumeMounts": [{}],
+    "ports": [{}],
+    "resources": {"requests": {}, "limits": {}},
+    "securityContext": {"capabilities": {"add": [None]}},
+    "args": [None],
+}
+_ANTI_AFFINITY: Obj = {"requiredDuringSchedulingIgnoredDuringExecution": [{}]}
+_SHAPE: Obj = {
+    "metadata": {"labels": {}, "annotations": {}},
+    "spec": {
+        "containers": [_CONTAINER],
+        "initContainers": [_CONTAINER],
+        "volumes": [{}],
+        "tolerations": [{}],
+        "nodeSelector": {},
+        "securityContext": {},
+        "affinity": {"podAntiAffinity": _ANTI_AFFINITY},
+    },
+}
+
+
+def misshapen(template: Mapping[str, Any], where: str) -> str | None:
+    """The first part of a template that is not of the type of a PodTemplateSpec's, None when there is none."""
+    return next(_misshapen(template, _SHAPE, f"{where}.template"), None)
+
+
+def _misshapen(value: object, shape: object, where: str) -> Iterator[str]:
+    if isinstance(shape, dict):
+        if not isinstance(value, Mapping):
+            yield f"{where} must be an object"
+            return
+        for key, inner in shape.items():
+            if key in value:
+                yield from _misshapen(value[key], inner, f"{where}.{key}")
+    elif isinstance(shape, list):
+        if not isinstance(value, list):
+            yield f"{where} must be a list"
+            return
+        for index, item in enumerate(value):
+            yield from _misshapen(item, shape[0], f"{where}[{index}]")
+
+
 def check(template: Mapping[str, Any], node_class: NodeClassSpec, class_name: str, where: str) -> str | None:
     """The first thing that the class does not permit, as a message with its place; None when all is well."""
     spec = _object(template.get("spec"))
@@ -31,6 +77,8 @@ def _problems(spec: Obj, node_class: NodeClassSpec) -> Iterator[str]:
         for key in _HOST_NAMESPACES:
             if spec.get(key):
                 yield f"{key} is true"
+        if spec.get("nodeName"):
+            yield "nodeName passes the scheduler and the taints of other nodes by"
     for index, volume in enumerate(_list(spec.get("volumes"))):
         path = _object(_object(volume).get("hostPath")).get("path")
         if path is not None and not _permitted(str(path), node_class.permitted_host_paths or []):

@@ -120,8 +120,11 @@ def _communication(view: View) -> Iterator[str]:
     if view.spec.framework.type == "Native" and wish.backend not in NATIVE_BACKENDS:
         yield f"{where}.backend: framework Native has {' and '.join(NATIVE_BACKENDS)}, not {wish.backend}"
     for part in view.parts:
-        if part.role not in (names.TRAINER, names.ROLLOUT) or not part.managed:
+        if part.role not in (names.TRAINER, names.ROLLOUT):
             continue
+        there = () if part.managed else view.nodes_of_selector(part.nodes.node_selector or {})
+        if there and wish.transport in EFA_TRANSPORTS and view.facts(part).efa_interfaces == 0:
+            yield f"{where}.transport: {wish.transport} needs EFA, which a node of {field_of(part)} does not have"
         for kind in part.nodes.instance_types or ():
             if kind not in view.snap.instance_facts and kind != groups.LOCAL:
                 continue  # judged when AWS answers
@@ -142,14 +145,11 @@ def _templates(view: View) -> Iterator[str]:
         node_class, name = view.node_class(part), part.nodes.node_class_name
         where = f"spec.{part.role}"
         template = part.template(view.raw_spec)
-        problem = templates.check(template, node_class, name, where)
+        problem = templates.misshapen(template, where) or templates.check(template, node_class, name, where)
         if problem:
             yield problem
-        spec = template.get("spec") or {}
-        containers = spec.get("containers") or [{}]
-        if not isinstance(containers, list) or not all(isinstance(c, dict) for c in containers):
-            yield f"{where}.template.spec.containers must be a list of containers"
             return
+        containers = (template.get("spec") or {}).get("containers") or [{}]
         if not pods.main_container({"containers": containers}).get("image") and not node_class.defaults.image:
             yield f"{where}.template: the main container needs an image, since MoERLNodeClass {name} has no default"
 

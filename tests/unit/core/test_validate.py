@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import hypothesis.strategies as st
 import pytest
+from hypothesis import given
 
 from moerl_operator.core import world as w
 from support.simulated_world import World, job_spec, nodes
@@ -105,6 +107,7 @@ def test_what_the_class_allows(changes: Obj, spec: Obj | None, words: str) -> No
     [
         ({"hostNetwork": True}, "hostNetwork is true"),
         ({"hostPID": True}, "hostPID is true"),
+        ({"nodeName": "n1"}, "nodeName passes the scheduler"),
         ({"volumes": [{"name": "x", "hostPath": {"path": "/etc"}}]}, "volumes[0] is the hostPath /etc"),
         (
             {"containers": [{"name": "main", "securityContext": {"privileged": True}}]},
@@ -277,3 +280,88 @@ def test_facts_are_not_asked_while_aws_is_silent() -> None:
     world.reconcile()
     assert world.condition("Accepted")["status"] == "Unknown"
     assert "p5en.48xlarge" in world.condition("Accepted")["message"]
+
+
+@pytest.mark.parametrize(
+    ("template", "words"),
+    [
+        ({"spec": None}, "spec.environment.template.spec must be an object"),
+        ({"spec": "x"}, "spec.environment.template.spec must be an object"),
+        ({"metadata": []}, "spec.environment.template.metadata must be an object"),
+        ({"spec": {"containers": {"name": "main"}}}, "template.spec.containers must be a list"),
+        ({"spec": {"containers": ["main"]}}, "template.spec.containers[0] must be an object"),
+        ({"spec": {"initContainers": None}}, "template.spec.initContainers must be a list"),
+        ({"spec": {"containers": [{"env": {"A": "1"}}]}}, "template.spec.containers[0].env must be a list"),
+        ({"spec": {"containers": [{"resources": {"limits": 3}}]}}, "containers[0].resources.limits must be an object"),
+        ({"spec": {"affinity": {"podAntiAffinity": 1}}}, "template.spec.affinity.podAntiAffinity must be an object"),
+    ],
+)
+def test_a_template_of_another_shape_is_named_and_crashes_nothing(template: Obj, words: str) -> None:
+    spec = job_spec()
+    spec["environment"]["template"] = template
+    assert words in refused(spec)
+
+
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.text(max_size=5),
+        lambda inner: (
+            st.lists(inner, max_size=2)
+            | st.dictionaries(
+                st.sampled_from(
+                    [
+                        "spec",
+                        "metadata",
+                        "containers",
+                        "initContainers",
+                        "env",
+                        "name",
+                        "image",
+                        "volumes",
+                        "resources",
+                        "limits",
+                        "securityContext",
+                        "labels",
+                        "tolerations",
+                        "affinity",
+                    ]
+                ),
+                inner,
+                max_size=4,
+            )
+        ),
+        max_leaves=12,
+    ).filter(lambda value: isinstance(value, dict))
+)
+def test_no_template_crashes_the_policy(template: Obj) -> None:
+    spec = job_spec()
+    for role in ("trainer", "rollout", "environment", "buffer"):
+        spec[role]["template"] = template
+    World(spec).decide()
+
+
+def test_existing_nodes_without_efa() -> None:
+    spec = custom("EFAProxy", "p5en.48xlarge")
+    spec["trainer"]["nodes"] = {
+        "nodeClassName": "default",
+        "provisioner": "Existing",
+        "nodeSelector": {"a": "b"},
+        "count": 2,
+        "capacityType": "OnDemand",
+    }
+    world = World(spec)
+    world.nodes["n"] = {
+        "metadata": {"name": "n", "labels": {"a": "b"}},
+        "spec": {},
+        "status": {"allocatable": {"nvidia.com/gpu": "8"}, "conditions": [{"type": "Ready", "status": "True"}]},
+    }
+    world.reconcile()
+    assert "EFAProxy needs EFA, which a node of spec.trainer does not have" in world.condition("Accepted")["message"]
+
+
+def test_every_generation_that_is_refused_is_told() -> None:
+    world = World(job_spec(trainer={"nodes": nodes(2), "bogus": 1}))
+    world.run(2)
+    world.edit(lambda spec: spec["trainer"].update(bogus=2))
+    world.run(2)
+    assert [e.reason for e in world.events] == ["InvalidSpec", "InvalidSpec"]
