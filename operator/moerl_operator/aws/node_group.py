@@ -18,8 +18,8 @@ CAPACITY_TYPES = {
     "CapacityBlock": "CAPACITY_BLOCK",
 }
 AUTOSCALER_TAG_PREFIX = "k8s.io/cluster-autoscaler/"
-# Auto Scaling writes this into the cause of the first activity after a change of the desired size.
-_RESIZED = re.compile(r"changing the desired capacity from \d+ to (\d+)")
+# Auto Scaling writes this, with the time of the change before it, into the cause of the first activities after one.
+_RESIZED = re.compile(r"^.*?changing the desired capacity from \d+ to (\d+)")
 
 
 def create_request(spec: NodeGroupSpec, cluster_name: str) -> dict[str, Any]:
@@ -102,16 +102,23 @@ def failures_since_resize(
 ) -> tuple[str, ...]:
     """Messages of failed activities, newest first, back to the latest change of the desired size.
 
-    Auto Scaling names a change of size only in the first activity that follows it, which may still be to come: then
-    what is there belongs to an earlier size. After a restart, when `last_before_resize` is not known and the size is
-    again what it was, the failures of that earlier time count until the next activity.
+    Auto Scaling names a change of size in the first activities that follow it, which may still be to come: then
+    what is there belongs to an earlier size. A retry under way that names the same change takes nothing back. After
+    a restart, when `last_before_resize` is not known and the size is again what it was, the failures of that earlier
+    time count until the next activity.
     """
     messages: list[str] = []
+    change = ""
     for activity in activities:
+        resized = _RESIZED.search(activity.get("Cause") or "")
+        if change and (resized is None or resized[0] != change):
+            break
         if last_before_resize and activity.get("ActivityId") == last_before_resize:
             break
         if activity.get("StatusCode") in ("Failed", "Cancelled") and activity.get("StatusMessage"):
             messages.append(str(activity["StatusMessage"]))
-        if resized := _RESIZED.search(activity.get("Cause") or ""):
-            return tuple(messages) if int(resized[1]) == desired else ()
+        if resized is not None:
+            if int(resized[1]) != desired:
+                return ()
+            change = resized[0]
     return tuple(messages)

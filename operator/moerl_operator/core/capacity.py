@@ -22,6 +22,7 @@ _CAPACITY = (
     "SpotMaxPriceTooLow",
     "no Spot capacity",
     "not have sufficient",
+    "not supported in your requested Availability Zone",  # there is none there, ever: another zone is the remedy too
 )
 _QUOTA = (
     "VcpuLimitExceeded",

@@ -58,10 +58,21 @@ def test_failures_count_from_the_latest_change_of_size() -> None:
         {"StatusCode": "Failed", "StatusMessage": "third", "Cause": "At Y an instance was started"},
         {"StatusCode": "Successful", "StatusMessage": "", "Cause": "At Y an instance was started"},
         {"StatusCode": "Failed", "StatusMessage": "first", "Cause": resize},
-        {"StatusCode": "Failed", "StatusMessage": "of an earlier size", "Cause": resize},
+        {"StatusCode": "Failed", "StatusMessage": "of an earlier size", "Cause": resize.replace("At X", "At W")},
     ]
     assert failures_since_resize(activities, 2) == ("third", "first")
     assert failures_since_resize(activities, 1) == ()  # the size has changed since, and nothing has happened yet
+
+
+def test_a_retry_under_way_takes_no_failure_back() -> None:
+    resize = "At X a user request explicitly set group desired capacity changing the desired capacity from 0 to 2."
+    activities = [
+        {"StatusCode": "InProgress", "Cause": f"{resize}  At Z an instance was started"},
+        {"StatusCode": "Failed", "StatusMessage": "no capacity", "Cause": f"{resize}  At Y an instance was started"},
+        {"StatusCode": "Failed", "StatusMessage": "of an earlier size", "Cause": "At V an instance was started"},
+    ]
+    assert failures_since_resize(activities, 2) == ("no capacity",)
+    assert failures_since_resize(activities, 1) == ()
 
 
 def test_failures_count_from_the_last_activity_before_our_change() -> None:

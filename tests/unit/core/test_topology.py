@@ -247,6 +247,7 @@ def test_a_create_failed_group_is_replaced_unless_it_would_fail_again() -> None:
     ("said", "kind"),
     [
         ("InsufficientInstanceCapacity - We currently do not have sufficient p5en.48xlarge capacity", "Capacity"),
+        ("Unsupported - ... is not supported in your requested Availability Zone (us-east-1b).", "Capacity"),
         ("VcpuLimitExceeded - You have requested more vCPU capacity than your current vCPU limit of 0", "Quota"),
         ("MaxSpotInstanceCountExceeded - Max spot instance count exceeded", "Quota"),
         ("Client.InternalError: Client error on launch", "Other"),
