@@ -72,23 +72,18 @@ class Storage(ApiModel):
 class ExpertParallel(ApiModel):
     """Dispatch and combine between experts."""
 
-    backend: Backend = Field("Auto", description="Requested backend; none stands in for another.")
+    backend: Backend = Field(
+        "Auto",
+        description="Framework Custom: passed on to the pods as MOERL_EP_BACKEND. Native: Auto only.",
+    )
     transport: Transport = Field("Auto", description="Requested transport; compared with the effective one.")
     on_mismatch: Literal["Fail", "Warn"] = Field("Fail", description="When the effective transport is another one.")
-
-
-class Dense(ApiModel):
-    """Collectives of the dense part."""
-
-    library: Literal["NCCL"] = "NCCL"
-    minimum_version: str | None = Field(None, max_length=16, pattern=r"^[0-9]+\.[0-9]+(\.[0-9]+)?$")
 
 
 class Communication(ApiModel):
     """What moves tensors between pods."""
 
     expert_parallel: ExpertParallel = Field(default_factory=ExpertParallel)
-    dense: Dense = Field(default_factory=Dense)
 
 
 class RunPolicy(ApiModel):

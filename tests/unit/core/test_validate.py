@@ -73,9 +73,10 @@ def test_cpu_types_may_mix() -> None:
     assert world.condition("Accepted")["status"] == "True"
 
 
-def test_native_runtime_has_no_deepep() -> None:
-    spec = job_spec(communication={"expertParallel": {"backend": "DeepEP", "transport": "Auto"}})
-    assert "framework Native has Auto and Reference, not DeepEP" in refused(spec)
+@pytest.mark.parametrize("backend", ["DeepEP", "Reference"])
+def test_native_runtime_promises_no_backend(backend: str) -> None:
+    spec = job_spec(communication={"expertParallel": {"backend": backend, "transport": "Auto"}})
+    assert f"framework Native accepts only Auto, not {backend}" in refused(spec)
 
 
 @pytest.mark.parametrize(
