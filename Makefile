@@ -8,7 +8,7 @@ help:
 	@echo "make test          lint, unit and e2e tests"
 	@echo "make unit          unit tests only      (ARGS='-k plan' narrows any test target)"
 	@echo "make lint          ruff, mypy, import-linter"
-	@echo "make cluster-up    a local Kubernetes with an AWS emulator; cluster-down removes it"
+	@echo "make cluster-up    a local Kubernetes with an AWS emulator; cluster-down ends it (ARGS=--purge: its data too)"
 	@echo "make bench         measure the control plane and write docs/benchmarks.md"
 
 demo:

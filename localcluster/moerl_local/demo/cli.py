@@ -52,7 +52,7 @@ def demo(context: click.Context, cluster_name: str, out: Path, keep: bool, opera
         _say_how_to_look(cluster_name, keep=True)
         sys.exit(1)
     except KeyboardInterrupt:
-        click.echo("\nmoerl: interrupted; `moerl cluster down` removes what is left", err=True)
+        click.echo("\nmoerl: interrupted; `moerl cluster down` ends what is left", err=True)
         sys.exit(130)
     click.echo(f"\nHeld-out exact match {record.evaluation['exactMatch']:.1%}. Open {out / 'index.html'}")
     _say_how_to_look(cluster_name, keep=keep)

@@ -22,7 +22,7 @@ class Step(NamedTuple):
 STEPS = (
     Step("packages", "Debian packages: containerd, runc, CNI plugins, debootstrap", "1 min", "0 s"),
     Step("python", "Python packages into .venv (torch is most of it), while Go compiles", "2 min", "0 s"),
-    Step("programs", "Kubernetes, etcd, kwok, helm and CoreDNS, built from Go modules", "10 min", "0 s"),
+    Step("programs", "Kubernetes, etcd, kwok, helm and CoreDNS, built from Go modules", "6 min", "0 s"),
     Step("prepare", "Base image by debootstrap and a warm-start model, while Go compiles", "1 min", "0 s"),
     Step("cluster", "Start the cluster: control plane, one real node, AWS emulator", "20 s", "20 s"),
     Step("image", "Load the base image into containerd", "10 s", "5 s"),
@@ -42,7 +42,8 @@ def text() -> str:
     lines += [f"  {n:>2} {step.title:<72}{step.cold:>10}{step.warm:>8}" for n, step in enumerate(STEPS, 1)]
     lines += [
         "",
-        "At most 20 minutes the first time on two cores, 4 afterwards. `moerl cluster down` removes what it made.",
+        "At most 20 minutes the first time on two cores, 4 afterwards.",
+        "`moerl cluster down` ends what runs; with --purge it deletes the cluster's data too.",
         "",
     ]
     return "\n".join(lines)

@@ -219,5 +219,5 @@ def look_around(cluster: Cluster, *, keep: bool) -> str:
     lines = ["", "Look around:", f"  {kubectl} get moerljobs,pods,nodes -A"]
     if keep:
         lines.append(f"  {kubectl} -n {NAMESPACE} describe moerljob")
-    lines.append("  .venv/bin/moerl cluster down      ends the cluster and removes what it made on this machine")
+    lines.append("  .venv/bin/moerl cluster down      ends the cluster; --purge deletes its data too")
     return "\n".join(lines)
