@@ -16,13 +16,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from ssl import create_default_context
 
-import pytest
 import yaml
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 
 from moerl_local.cluster.build import program_path
 from moerl_local.paths import cache_dir
+from support.missing import without
 
 ADMIN_TOKEN = "admin-of-a-test"
 START_SECONDS = 90
@@ -40,7 +40,10 @@ class ApiServer:
 
 @contextmanager
 def api_server(folder: Path, *, etcd_flags: tuple[str, ...] = ("--unsafe-no-fsync",)) -> Iterator[ApiServer]:
-    """Start both programs, wait until the server is ready, stop them at the end. Skips when they are not built."""
+    """Start both programs, wait until the server is ready, stop them at the end.
+
+    Where they are not built, the test is skipped, or failed in CI.
+    """
     port, etcd_port, peer_port = _free_ports(3)
     _write_inputs(folder)
     etcd = [
@@ -96,7 +99,7 @@ def _program(name: str) -> str:
     for candidate in candidates:
         if candidate.is_file():
             return str(candidate)
-    pytest.skip(f"{name} is not built; `moerl cluster up` builds it")
+    without(f"{name} is not built; `moerl cluster up` builds it")
 
 
 def _free_ports(count: int) -> list[int]:

@@ -12,9 +12,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-import pytest
-
 from moerl_runtime.buffer import server
+from support.missing import without
 
 PASSWORD = 'pass word "quoted" \\ #1'
 
@@ -37,7 +36,7 @@ class RedisServer:
 def redis_server(*, password: str = PASSWORD) -> Iterator[RedisServer]:
     """Start a server from the configuration that the product writes; stopped and removed at the end."""
     if not any(shutil.which(name) for name in server.SERVERS):
-        pytest.skip("no redis-server or valkey-server installed")
+        without("no redis-server or valkey-server is installed")
     port = free_port()
     with tempfile.TemporaryDirectory(prefix="moerl-test-redis-") as folder:
         command = server.prepare(
