@@ -96,10 +96,8 @@ def write_kubeconfig(path: Path, url: str, ca: Path, token: str) -> Path:
 
 def _program(name: str) -> str:
     candidates = [program_path(name), *sorted(cache_dir().glob(f"*/{name}"))]
-    for candidate in candidates:
-        if candidate.is_file():
-            return str(candidate)
-    without(f"{name} is not built; `moerl cluster up` builds it")
+    found = next((candidate for candidate in candidates if candidate.is_file()), None)
+    return str(found or without(f"{name} is not built; `moerl cluster up` builds it"))
 
 
 def _free_ports(count: int) -> list[int]:
