@@ -168,6 +168,10 @@ class Audit:
             and event.get("stage") == "ResponseComplete"
         ]
 
+    def verbs(self) -> Counter[str]:
+        """All requests by verb and resource."""
+        return Counter(f"{event['verb']} {(event.get('objectRef') or {}).get('resource')}" for event in self.requests())
+
     def writes(self) -> Counter[str]:
         """Writes by verb and resource, those of the leader's Lease and dry runs left out."""
         return Counter(

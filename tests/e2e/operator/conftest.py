@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from moerl_local.cluster.handle import Cluster
+from moerl_operator.api import names
 from moerl_operator.kube.api import Kinds, KubeApi, KubeError
 from support.emulator import Emulator
 from support.operator import OperatorProcess, install_rights, running_operator
@@ -45,6 +46,8 @@ def installed(cluster: Cluster) -> Cluster:
 def operator(installed: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[OperatorProcess]:
     """One operator for all tests of the session."""
     with running_operator(installed, tmp_path_factory.mktemp("operator")) as running:
+        # A run that was broken off leaves its jobs in the cluster, and the operator goes on working for them.
+        installed.kubectl("delete", "moerljobs.moerl.dev", "--all", "--all-namespaces", "--timeout=180s")
         yield running
 
 
@@ -147,6 +150,20 @@ class Jobs:
 
     async def delete(self, name: str = "tiny") -> None:
         await self.kube.delete(Kinds.MOERL_JOB, self.namespace, name)
+
+    async def finish(self, name: str = "tiny") -> Obj:
+        """Let the trainers of a running job end well; the job once it is complete and its nodes are given back."""
+        for pod in await self.pods(job=name, role="trainer"):
+            patch = {"metadata": {"annotations": {"fake.moerl.dev/do": "complete"}}}
+            await self.kube.patch(Kinds.POD, self.namespace, pod["metadata"]["name"], patch)
+        complete = await self.reaches("Complete", name)
+
+        async def released() -> bool:
+            found = await self.get(name)
+            return names.FINALIZER not in ((found or {})["metadata"].get("finalizers") or [])
+
+        await until(f"the finalizer of job {name} is gone", released, seconds=120)
+        return complete
 
     async def pods(self, **labels: str) -> list[Obj]:
         selector = ",".join(f"moerl.dev/{key}={value}" for key, value in labels.items())
