@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
+import yaml
 
 from moerl_local.cluster.handle import Cluster
 from moerl_operator.api import names
@@ -11,7 +14,7 @@ from support.emulator import Emulator
 from support.operator import Audit, OperatorProcess
 from support.waiting import until
 
-from .conftest import Jobs
+from .conftest import NODE_CLASS, Jobs
 
 pytestmark = pytest.mark.e2e
 
@@ -52,21 +55,13 @@ async def test_a_job_whose_trainers_end_well_is_complete_and_gives_its_nodes_bac
     uid8 = names.uid8(made["metadata"]["uid"])
     await jobs.reaches("Running")
 
-    for pod in await jobs.pods(role="trainer"):
-        patch = {"metadata": {"annotations": {"fake.moerl.dev/do": "complete"}}}
-        await jobs.kube.patch(Kinds.POD, jobs.namespace, pod["metadata"]["name"], patch)
-    complete = await jobs.reaches("Complete")
+    complete = await jobs.finish()
 
     async def nothing_left() -> bool:
         return not any(uid8 in name for kind in aws.leftovers().values() for name in kind)
 
     await until("the job's groups are gone", nothing_left, seconds=120)
 
-    async def no_finalizer() -> bool:
-        found = await jobs.get()
-        return names.FINALIZER not in ((found or {})["metadata"].get("finalizers") or [])
-
-    await until("the finalizer is gone", no_finalizer)
     assert complete["status"]["completionTime"]
     # Terminal is sticky: nothing comes back.
     assert await jobs.state() == "Complete"
@@ -119,3 +114,48 @@ async def test_deleting_the_namespace_takes_the_job_and_its_groups_with_it(
 
     await until("the namespace is gone", namespace_gone, seconds=180)
     assert [name for kind in aws.leftovers().values() for name in kind if uid8 in name] == []
+
+
+@pytest.mark.timeout(600)
+async def test_the_example_of_48_gpu_nodes_runs_and_leaves_nothing(
+    jobs: Jobs, aws: Emulator, kube: KubeApi, root: Path
+) -> None:
+    manifest = yaml.safe_load((root / "examples/qwen3-grpo-48-nodes.yaml").read_text())
+    manifest["metadata"]["namespace"] = jobs.namespace
+    spec, name = manifest["spec"], manifest["metadata"]["name"]
+    pools = [pool["nodes"] for pool in spec["rollout"]["pools"]]
+    for nodes in (*pools, *(spec[role]["nodes"] for role in ("trainer", "environment", "buffer"))):
+        nodes["nodeClassName"] = NODE_CLASS
+    made = await kube.create(Kinds.MOERL_JOB, manifest)
+    uid8 = names.uid8(made["metadata"]["uid"])
+
+    await jobs.reaches("Running", name, seconds=400)
+
+    async def on_gpus() -> bool:
+        pods = [pod for role in ("trainer", "rollout") for pod in await jobs.pods(role=role)]
+        on = {pod["spec"].get("nodeName") for pod in pods if pod["status"]["phase"] == "Running"}
+        return len(pods) == len(on - {None}) == 48
+
+    async def whole() -> bool:
+        display = (await jobs.get(name) or {})["status"]["display"]
+        return (display["state"], display["trainers"], display["rollouts"]) == ("Running", "16/16", "8/8")
+
+    await until("48 pods run on 48 GPU nodes", on_gpus, seconds=200)
+    await until("the job is Running with all its replicas", whole)
+    running = await jobs.reaches("Running", name)
+    ready = await jobs.condition("Ready", name)
+    assert (ready["status"], running["status"]["display"]["transport"]) == ("True", "unverified")
+
+    await jobs.delete(name)
+    await until("the job is gone", lambda: jobs.is_gone(name), seconds=180)
+    assert [item for kind in aws.leftovers().values() for item in kind if uid8 in item] == []
+
+    async def nothing_left() -> bool:
+        kinds = [Kinds.POD, Kinds.JOB, Kinds.DEPLOYMENT, Kinds.STATEFUL_SET, Kinds.SERVICE, Kinds.CONFIG_MAP]
+        kinds += [Kinds.SECRET, Kinds.ROLE, Kinds.ROLE_BINDING, Kinds.NETWORK_POLICY, Kinds.POD_DISRUPTION_BUDGET]
+        children = [
+            child for kind in kinds for child in await kube.list(kind, jobs.namespace, label_selector="moerl.dev/job")
+        ]
+        return not children and not any(uid8 in str(node["metadata"]["labels"]) for node in await kube.list(Kinds.NODE))
+
+    await until("its children and nodes are gone", nothing_left, seconds=120)
