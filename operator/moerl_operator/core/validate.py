@@ -124,7 +124,7 @@ def _communication(view: View) -> Iterator[str]:
             continue
         there = () if part.managed else view.nodes_of_selector(part.nodes.node_selector or {})
         if there and wish.transport in EFA_TRANSPORTS and view.facts(part).efa_interfaces == 0:
-            yield f"{where}.transport: {wish.transport} needs EFA, which a node of {field_of(part)} does not have"
+            yield f"{where}.transport: {wish.transport} needs EFA, which no node of {field_of(part)} has"
         for kind in part.nodes.instance_types or ():
             if kind not in view.snap.instance_facts and kind != groups.LOCAL:
                 continue  # judged when AWS answers

@@ -332,13 +332,14 @@ def _ceil_div(a: int, b: int) -> int:
 
 
 def _facts_of_nodes(view: View, part: Part) -> InstanceFacts:
-    """For nodes that exist already: the least of what they have, because a pod may land on any of them."""
+    """For nodes that exist already: the best equipped of them, since a pod that asks for its devices lands only there.
+
+    Not the least: a node whose device plugins have not reported yet must not take the devices from all the others.
+    """
     nodes = view.nodes_of_selector(part.nodes.node_selector or {})
-    if not nodes:
-        return InstanceFacts(name="")
     have = [n.get("status", {}).get("allocatable") or {} for n in nodes]
-    gpus = min(_count(a.get(names.RESOURCE_GPU)) for a in have)
-    efas = min(_count(a.get(names.RESOURCE_EFA)) for a in have)
+    devices = [(_count(a.get(names.RESOURCE_GPU)), _count(a.get(names.RESOURCE_EFA))) for a in have]
+    gpus, efas = max(devices, default=(0, 0))
     return InstanceFacts(name="", gpus=gpus, efa_interfaces=efas)
 
 

@@ -341,7 +341,15 @@ def test_no_template_crashes_the_policy(template: Obj) -> None:
     World(spec).decide()
 
 
-def test_existing_nodes_without_efa() -> None:
+@pytest.mark.parametrize(
+    ("reported", "refused"),
+    [
+        ([{"nvidia.com/gpu": "8"}], True),
+        ([{}, {"nvidia.com/gpu": "8", "vpc.amazonaws.com/efa": "16"}], False),  # one whose plugins are not up yet
+        ([], False),  # nothing is known of nodes that are not there
+    ],
+)
+def test_existing_nodes_without_efa(reported: list[Obj], refused: bool) -> None:
     spec = custom("EFAProxy", "p5en.48xlarge")
     spec["trainer"]["nodes"] = {
         "nodeClassName": "default",
@@ -351,13 +359,15 @@ def test_existing_nodes_without_efa() -> None:
         "capacityType": "OnDemand",
     }
     world = World(spec)
-    world.nodes["n"] = {
-        "metadata": {"name": "n", "labels": {"a": "b"}},
-        "spec": {},
-        "status": {"allocatable": {"nvidia.com/gpu": "8"}, "conditions": [{"type": "Ready", "status": "True"}]},
-    }
+    for number, allocatable in enumerate(reported):
+        world.nodes[f"n{number}"] = {
+            "metadata": {"name": f"n{number}", "labels": {"a": "b"}},
+            "spec": {},
+            "status": {"allocatable": allocatable, "conditions": [{"type": "Ready", "status": "True"}]},
+        }
     world.reconcile()
-    assert "EFAProxy needs EFA, which a node of spec.trainer does not have" in world.condition("Accepted")["message"]
+    message = world.condition("Accepted")["message"]
+    assert ("EFAProxy needs EFA, which no node of spec.trainer has" in message) == refused, message
 
 
 def test_every_generation_that_is_refused_is_told() -> None:
