@@ -159,9 +159,12 @@ class View:
         return self.classes[part.nodes.node_class_name]
 
     def facts(self, part: Part) -> InstanceFacts:
-        """Facts of a part's instance type of first choice; validation has seen that all have one layout."""
+        """Facts of a part's instance type of first choice; validation has seen that all have one layout.
+
+        Nodes that exist speak for themselves: AWS is not asked about them, and they may differ from their type.
+        """
         types = part.nodes.instance_types or []
-        if types:
+        if types and part.managed:
             return self.snap.instance_facts.get(types[0], InstanceFacts(name=types[0]))
         return _facts_of_nodes(self, part)
 

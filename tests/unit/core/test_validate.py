@@ -355,6 +355,7 @@ def test_existing_nodes_without_efa(reported: list[Obj], refused: bool) -> None:
         "nodeClassName": "default",
         "provisioner": "Existing",
         "nodeSelector": {"a": "b"},
+        "instanceTypes": ["p9en.48xlarge"],  # of which nothing is known
         "count": 2,
         "capacityType": "OnDemand",
     }
