@@ -78,10 +78,7 @@ def _writes(figures: Figures) -> list[str]:
     for who, label in (("moerl", "MoERLJob"), ("jobset", "JobSet")):
         for phase, when in (("writesToRunning", "until running"), ("writesToDeleted", "deletion")):
             counted = [totals(run[who][phase]) for run in runs]
-            cells = [
-                statistics.median(one.get(verb, 0) for one in counted)
-                for verb in ("create", "patch", "update", "delete")
-            ]
+            cells = [statistics.median(one.get(verb, 0) for one in counted) for verb in _VERBS]
             whole = statistics.median(sum(one.values()) - one.get("dry-run", 0) for one in counted)
             lines.append(f"| {label}, {when} | " + " | ".join(f"{cell:g}" for cell in (*cells, whole)) + " |")
     first = runs[0]["moerl"]["writesToRunning"]
