@@ -37,7 +37,7 @@ def rehearse(
     for step in range(1, algorithm.iterations + 1):
         while len(ahead) <= algorithm.max_staleness_versions:
             ahead.append(_rollout(model, algorithm, task, cursors, version=step - 1, generator=generator))
-        stats, _ = learner.train(ahead.popleft(), version=step - 1)
+        stats, _ = learner.train(ahead.popleft(), step=step, version=step - 1)
         exact = learner.exact_match() if step % algorithm.evaluate_every_iterations == 0 else None
         yield step, stats, exact
 

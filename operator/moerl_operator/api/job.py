@@ -39,7 +39,9 @@ class Algorithm(ApiModel):
     max_staleness_versions: int = Field(1, ge=0, le=64, description="Oldest admissible policy version, behind current.")
     max_new_tokens: int = Field(1024, ge=1, le=1_048_576)
     temperature: Decimal = "1.0"
-    learning_rate: Decimal = "1e-6"
+    learning_rate: Decimal = Field(
+        "1e-6", description="Of AdamW: constant for the first half of the iterations, then falling linearly to a tenth."
+    )
     clip_low: Decimal = "0.2"
     clip_high: Decimal = "0.28"
     entropy_bonus: Decimal = "0"

@@ -151,7 +151,7 @@ class TrainerLoop:
         if groups is None:
             return False
         taken = time.monotonic()
-        stats, stale = await self._torch(lambda: self._learner.train(groups, version=version))
+        stats, stale = await self._torch(lambda: self._learner.train(groups, step=step, version=version))
         self._step = step
         trained = time.monotonic()
         version = await self._publish()
