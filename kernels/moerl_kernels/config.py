@@ -103,3 +103,14 @@ class Capabilities:
     devices: frozenset[str]
     max_ranks: int = 1024
     repeatable: bool = True  # bitwise, at one rank count
+
+
+# What any pair of collectives over a process group can do, whichever way the rows travel.
+COLLECTIVE = Capabilities(
+    layouts=frozenset({"expert_major", "compact"}),
+    wires=frozenset({"same", "fp8"}),
+    size_modes=frozenset({"exact", "static"}),
+    graph_safe=True,
+    autograd=True,
+    devices=frozenset({"cpu", "cuda"}),
+)

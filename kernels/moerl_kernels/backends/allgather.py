@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from moerl_kernels.backend import EpBackend, Handle, Pending
-from moerl_kernels.config import Capabilities
+from moerl_kernels.config import COLLECTIVE
 from moerl_kernels.routing import arrange, local_expert, owners
 from moerl_kernels.rows import sum_slots
 
@@ -30,14 +30,7 @@ class NcclAllGather(EpBackend):
     """All-gather and local expand; partial sums return by an equal all-to-all and are added in rank order."""
 
     name = "NCCLAllGather"
-    capabilities = Capabilities(
-        layouts=frozenset({"expert_major", "compact"}),
-        wires=frozenset({"same", "fp8"}),
-        size_modes=frozenset({"exact", "static"}),
-        graph_safe=True,
-        autograd=True,
-        devices=frozenset({"cpu", "cuda"}),
-    )
+    capabilities = COLLECTIVE
 
     def _route(self, topk_idx: Tensor, headers: list[list[int]] | None) -> Handle:
         config, group = self.config, self.group

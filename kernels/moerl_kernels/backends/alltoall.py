@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from moerl_kernels.backend import EpBackend, Handle, Pending, weighted
-from moerl_kernels.config import Capabilities
+from moerl_kernels.config import COLLECTIVE
 from moerl_kernels.routing import arrange, owners
 from moerl_kernels.rows import gather_rows, sum_slots
 
@@ -33,14 +33,7 @@ class NcclAllToAll(EpBackend):
     """all_to_all_single with a stable sort at both ends."""
 
     name = "NCCLAllToAll"
-    capabilities = Capabilities(
-        layouts=frozenset({"expert_major", "compact"}),
-        wires=frozenset({"same", "fp8"}),
-        size_modes=frozenset({"exact", "static"}),
-        graph_safe=True,
-        autograd=True,
-        devices=frozenset({"cpu", "cuda"}),
-    )
+    capabilities = COLLECTIVE
 
     def _route(self, topk_idx: Tensor, headers: list[list[int]] | None) -> Handle:
         config, group = self.config, self.group
