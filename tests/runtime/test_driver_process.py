@@ -38,13 +38,26 @@ async def start(w: World, redis: RedisServer, tmp_path: Path) -> Process:
     return child
 
 
+async def start_and_lease_all(w: World, redis: RedisServer, tmp_path: Path) -> Process:
+    """Start a driver whose engine hangs; returns once it holds a lease on every group of the iteration.
+
+    The first request of a group is sent while later groups are still being leased.
+    """
+    w.engine.delay = 60.0
+    child = await start(w, redis, tmp_path)
+
+    async def all_leased() -> bool:
+        return (await w.buffer.ledger()).leased == BATCH
+
+    await until(all_leased)
+    return child
+
+
 async def test_sigterm_gives_the_leases_back_and_exits_143(redis: RedisServer, buffer: Buffer, tmp_path: Path) -> None:
     async with world(buffer, tmp_path) as w:
         await w.begin()
         await w.publish()
-        w.engine.delay = 60.0
-        child = await start(w, redis, tmp_path)
-        assert (await buffer.ledger()).leased == BATCH
+        child = await start_and_lease_all(w, redis, tmp_path)
         child.send_signal(signal.SIGTERM)
         _, err = await asyncio.wait_for(child.communicate(), 60)
         assert child.returncode == 143
@@ -59,8 +72,7 @@ async def test_a_killed_process_costs_its_leases_only(redis: RedisServer, buffer
     async with world(buffer, tmp_path) as w:
         await w.begin()
         version = await w.publish()
-        w.engine.delay = 60.0
-        child = await start(w, redis, tmp_path)
+        child = await start_and_lease_all(w, redis, tmp_path)
         child.kill()
         await child.communicate()
         w.engine.delay = 0.0

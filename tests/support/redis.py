@@ -1,4 +1,7 @@
-"""A real redis-server on a free port of this machine, for tests of the buffer."""
+"""A real redis-server on a free port of this machine, for tests of the buffer.
+
+Use the fixtures by importing them in a conftest: `from support.redis import buffer, redis`.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +10,15 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import pytest
+
 from moerl_runtime.buffer import server
+from moerl_runtime.buffer.client import Buffer
 from support.missing import without
 
 PASSWORD = 'pass word "quoted" \\ #1'
@@ -56,6 +62,21 @@ def redis_server(*, password: str = PASSWORD) -> Iterator[RedisServer]:
             process.terminate()
             process.wait(timeout=10)
             log.close()
+
+
+@pytest.fixture(scope="session")
+def redis() -> Iterator[RedisServer]:
+    """The server; most tests want `buffer`."""
+    with redis_server() as running:
+        yield running
+
+
+@pytest.fixture
+async def buffer(redis: RedisServer) -> AsyncIterator[Buffer]:
+    """A client of an empty buffer."""
+    async with await Buffer.connect(redis.url, redis.password, timeout_seconds=10) as client:
+        await client.redis.flushall()
+        yield client
 
 
 def free_port() -> int:
