@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import sys
 from pathlib import Path
 
@@ -31,6 +32,8 @@ def control_plane(cluster: str, repetitions: int, docs: Path, keep: bool) -> Non
     from moerl_bench import control_plane as measurement
     from moerl_local.cluster import launcher
 
+    # By default Python ends at SIGTERM without its finally clauses, and the controllers beside us would live on.
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     try:
         figures = measurement.measure(cluster_name=cluster, repetitions=repetitions, say=click.echo)
     except (BenchError, ClusterError, KubeError) as error:

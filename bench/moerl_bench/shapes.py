@@ -7,6 +7,7 @@ same work: from one created object to 48 running pods.
 from __future__ import annotations
 
 import copy
+import json
 from pathlib import Path
 from typing import Any
 
@@ -96,6 +97,31 @@ def job_set(name: str, namespace: str) -> Obj:
             ],
         },
     }
+
+
+def job_set_like(name: str, namespace: str, jobs: list[Obj]) -> Obj:
+    """A JobSet whose pods are word for word those of a MoERLJob's `jobs`: environment, mounts, affinity, labels.
+
+    Only names in our label domain are changed, so that the operator does not take the pods for its own, and the
+    ServiceAccount, which went with the MoERLJob.
+    """
+    out = job_set(name, namespace)
+    alike: dict[str, list[Obj]] = {}
+    for job in jobs:
+        labels = job["metadata"]["labels"]
+        alike.setdefault(labels.get(names.LABEL_POOL) or labels[names.LABEL_ROLE], []).append(job)
+    out["spec"]["replicatedJobs"] = [_replicated_like(group, same) for group, same in sorted(alike.items())]
+    return out
+
+
+def _replicated_like(name: str, jobs: list[Obj]) -> Obj:
+    spec = jobs[0]["spec"]
+    template: Obj = json.loads(json.dumps(spec["template"]).replace(f'"{names.GROUP}/', '"like.bench.invalid/'))
+    for key in ("controller-uid", "job-name", "batch.kubernetes.io/controller-uid", "batch.kubernetes.io/job-name"):
+        template["metadata"].get("labels", {}).pop(key, None)
+    template["spec"] |= {"serviceAccountName": "default", "serviceAccount": "default"}
+    kept = {key: spec[key] for key in ("completionMode", "completions", "parallelism", "backoffLimit")}
+    return {"name": name, "replicas": len(jobs), "template": {"spec": {**kept, "template": template}}}
 
 
 def _replicated(name: str, replicas: int, size: int) -> Obj:

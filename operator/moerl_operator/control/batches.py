@@ -15,8 +15,9 @@ from moerl_operator.core.world import Action, ApplyChild, CreateChild, DeleteChi
 
 T = TypeVar("T")
 
-# Workloads come after what their pods mount; a RoleBinding after its Role, which the server looks up.
-_STAGES = {"RoleBinding": "bindings", "Job": "workloads", "Deployment": "workloads", "StatefulSet": "workloads"}
+# Workloads come after what their pods mount, servers after gangs, whose pods are many and take longest to place; a
+# RoleBinding after its Role, which the server looks up.
+_STAGES = {"RoleBinding": "bindings", "Job": "gangs", "Deployment": "servers", "StatefulSet": "servers"}
 
 
 def batches(actions: Sequence[Action]) -> list[tuple[Action, ...]]:

@@ -190,16 +190,20 @@ class _Run:
         return self.report.final_marker is not None
 
     def _act(self) -> None:
-        """Gather the actions: support first, then nodes, servers, attempts; scaled-down replicas last."""
-        view = self.view
-        if not view.snap.foreign:
-            self.actions += workloads.support_actions(view)
+        """Gather the actions in their order.
+
+        What pods mount, nodes, gangs, servers, what no pod waits for; scaled-down replicas last.
+        """
+        view, mine = self.view, not self.view.snap.foreign
+        if mine:
+            self.actions += workloads.support_actions(view, late=False)
         self.actions += self.topo.actions
-        if not view.snap.foreign:
-            self.actions += workloads.server_actions(view, self.topo, suspended=self.suspended)
         # New attempts before old ones are deleted: the number and the budget live with the children.
         steps = [action for state in self.slots for action in state.actions]
         self.actions += [a for a in steps if not isinstance(a, DeleteChild)]
+        if mine:
+            self.actions += workloads.server_actions(view, self.topo, suspended=self.suspended)
+            self.actions += workloads.support_actions(view, late=True)
         self.actions += [a for a in steps if isinstance(a, DeleteChild)]
         self.actions += workloads.delete_actions(_surplus(view))
         if view.snap.foreign:

@@ -31,6 +31,7 @@ class Wanted:
     have: tuple[Obj, ...]  # the observed objects of its kind
     once: bool = False  # never applied again
     password: bool = False
+    late: bool = False  # no pod needs it to start
 
     def action(self) -> Action | None:
         """What to do for it, if anything."""
@@ -50,21 +51,22 @@ def support_children(view: View) -> list[Wanted]:
         Wanted(names.config_map(job.name), revision.whole(view.spec), lambda: support.config(job), snap.config_maps),
         Wanted(names.report(job.name), "", lambda: support.report(job), snap.config_maps, True),
         Wanted(job.service_account, "", lambda: support.service_account(job), snap.service_accounts, True),
-        _of(support.role(job), snap.roles),
-        _of(support.role_binding(job), snap.role_bindings),
         _of(support.network_policy(job), snap.network_policies),
     ]
+    out += [_of(servers.service(job, role), snap.services) for role in dict.fromkeys(p.role for p in view.parts)]
     for part in view.parts:
         if part.role in (names.TRAINER, names.BUFFER):
             minimum = part.count if part.role == names.TRAINER else 1
-            out.append(_of(support.disruption_budget(job, part.role, minimum), snap.disruption_budgets))
-    out += [_of(servers.service(job, role), snap.services) for role in dict.fromkeys(p.role for p in view.parts)]
+            out.append(_of(support.disruption_budget(job, part.role, minimum), snap.disruption_budgets, late=True))
+    out.append(_of(support.role(job), snap.roles, late=True))
+    out.append(_of(support.role_binding(job), snap.role_bindings, late=True))
     return out
 
 
-def support_actions(view: View) -> list[Action]:
-    """What the supporting children need."""
-    return [action for action in (w.action() for w in support_children(view)) if action is not None]
+def support_actions(view: View, *, late: bool) -> list[Action]:
+    """What the supporting children need: those that pods mount or are guarded by, or those that can come `late`."""
+    wanted = [child for child in support_children(view) if child.late == late]
+    return [action for action in (child.action() for child in wanted) if action is not None]
 
 
 def server_actions(view: View, topology: Topology, *, suspended: bool) -> list[Action]:
@@ -140,8 +142,8 @@ def delete_actions(objs: Iterable[Obj]) -> list[Action]:
     ]
 
 
-def _of(obj: Obj, have: tuple[Obj, ...]) -> Wanted:
-    return Wanted(obj["metadata"]["name"], annotations_of(obj)[names.ANNOTATION_REVISION], lambda: obj, have)
+def _of(obj: Obj, have: tuple[Obj, ...], *, late: bool = False) -> Wanted:
+    return Wanted(obj["metadata"]["name"], annotations_of(obj)[names.ANNOTATION_REVISION], lambda: obj, have, late=late)
 
 
 def _servers(view: View, part: Part) -> tuple[tuple[Obj, ...], str]:

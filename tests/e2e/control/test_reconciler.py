@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -309,3 +310,30 @@ async def test_a_job_that_is_gone_leaves_no_gauges(loop: Loop) -> None:
     await loop.kube.delete(Kinds.MOERL_JOB, loop.namespace, "j")
     await loop.round()
     assert f'namespace="{loop.namespace}"' not in loop.metrics.render().decode()
+
+
+async def test_a_dry_run_is_as_good_as_a_look_at_the_name(loop: Loop, bare_server: ApiServer) -> None:
+    """A name that it found free is not asked for again; one that it found taken is, and stays its owner's."""
+    taken = {"metadata": {"name": "j-taken", "namespace": loop.namespace}, "data": {"whose": "theirs"}}
+    await loop.kube.create(Kinds.CONFIG_MAP, taken)
+
+    def plan(snapshot: Snapshot) -> Plan:
+        free, other = child(snapshot.job, name="j-free"), child(snapshot.job, name="j-taken", data={"whose": "ours"})
+        if not snapshot.dry_run_done:
+            return Plan(dry_run=(free, other))
+        return Plan(actions=(ApplyChild(free), ApplyChild(other)), status=status())
+
+    loop.plan = plan
+    await loop.round()
+
+    assert await loop.kube.get(Kinds.CONFIG_MAP, loop.namespace, "j-free") is not None
+    found = await loop.kube.get(Kinds.CONFIG_MAP, loop.namespace, "j-taken")
+    assert found is not None
+    assert found["data"] == {"whose": "theirs"}
+    events = [json.loads(line) for line in bare_server.audit_log.read_text().splitlines()]
+    got = [event.get("objectRef") or {} for event in events if event["verb"] == "get"]
+    looked = [
+        ref["name"] for ref in got if (ref.get("namespace"), ref.get("resource")) == (loop.namespace, "configmaps")
+    ]
+    assert looked.count("j-free") == 1  # this test's own
+    assert looked.count("j-taken") == 2

@@ -49,6 +49,26 @@ def test_both_sides_ask_for_the_same_pods() -> None:
     assert [nodes.provisioner for nodes in job.role_nodes().values()] == ["Existing"] * 5
 
 
+def test_a_jobset_of_the_same_pods_takes_their_templates_word_for_word() -> None:
+    """But for what ties a pod to its owner: the operator's labels, the Job controller's, the ServiceAccount."""
+
+    def job(role: str, **labels: str) -> dict:
+        containers = [{"name": "main", "env": [{"name": "A"}]}]
+        meta = {"labels": {"moerl.dev/role": role, "job-name": "j"}}
+        pod = {"metadata": meta, "spec": {"serviceAccountName": "j", "containers": containers}}
+        spec = {"completionMode": "Indexed", "completions": 4, "parallelism": 4, "backoffLimit": 0, "template": pod}
+        return {"metadata": {"labels": {"moerl.dev/role": role, **labels}}, "spec": spec}
+
+    jobs = [job("trainer"), job("rollout", **{"moerl.dev/pool": "a"}), job("rollout", **{"moerl.dev/pool": "a"})]
+    made = shapes.job_set_like("x", "bench", jobs)["spec"]["replicatedJobs"]
+    assert [(one["name"], one["replicas"]) for one in made] == [("a", 2), ("trainer", 1)]
+    template = made[0]["template"]["spec"]["template"]
+    assert template["spec"]["containers"] == jobs[1]["spec"]["template"]["spec"]["containers"]
+    assert template["spec"]["serviceAccountName"] == "default"
+    assert list(template["metadata"]["labels"].values()) == ["rollout"]
+    assert not any(key.startswith("moerl.dev/") for key in template["metadata"]["labels"])
+
+
 def test_nodes_carry_what_the_pods_ask_for() -> None:
     gpu = [node for node in shapes.nodes() if node["metadata"]["labels"][shapes.SELECTOR] == "gpu"]
     assert len(gpu) == shapes.GANG_PODS

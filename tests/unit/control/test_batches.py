@@ -15,17 +15,19 @@ def _apply(kind: str, name: str = "x") -> ApplyChild:
 
 
 def test_children_of_one_stage_go_together_and_stages_keep_their_order() -> None:
-    """Support, then bindings (the server looks their Role up), then workloads."""
+    """What pods mount, gangs, servers, the rest; a binding after its Role, which the server looks up."""
     actions = (
         SetFinalizer(True),
         _apply("ConfigMap"),
         CreateChild({"kind": "Secret", "metadata": {"name": "x"}}),
+        CreateChild({"kind": "Job", "metadata": {"name": "x"}}),
+        CreateChild({"kind": "Job", "metadata": {"name": "y"}}),
+        _apply("StatefulSet"),
+        _apply("Deployment"),
         _apply("Role"),
         _apply("RoleBinding"),
-        _apply("StatefulSet"),
-        CreateChild({"kind": "Job", "metadata": {"name": "x"}}),
     )
-    assert [len(batch) for batch in batches(actions)] == [1, 3, 1, 2]
+    assert [len(batch) for batch in batches(actions)] == [1, 2, 2, 2, 1, 1]
     assert tuple(action for batch in batches(actions) for action in batch) == actions
 
 
