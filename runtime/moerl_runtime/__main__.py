@@ -30,7 +30,9 @@ def main(arguments: Sequence[str]) -> int:
         return 2
     role = arguments[0]
     # Until a role has its own handler (torch takes 15 s to import): as pid 1 a process without one ignores SIGTERM.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    # At once, not by an exception: one that is raised in the middle of an import may be swallowed there. Nothing that
+    # would have to be tidied up exists yet.
+    signal.signal(signal.SIGTERM, lambda *_: os._exit(128 + signal.SIGTERM))
     logging.basicConfig(
         level=os.environ.get("MOERL_LOG_LEVEL", "INFO").upper(),
         format=f"%(asctime)s moerl {role}: %(levelname)s %(message)s",

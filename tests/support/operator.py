@@ -139,6 +139,7 @@ def running_operator(cluster: Cluster, folder: Path, **options: Any) -> Iterator
 def install_rights(cluster: Cluster) -> None:
     """CRDs and the account's rights, as the chart has them, without the chart's Deployment."""
     cluster.kubectl("apply", "--server-side", "--force-conflicts", "-f", "crds/")
+    cluster.kubectl("wait", "--for=condition=Established", "crd", "--all", "--timeout=30s")
     rights = cluster.helm(
         "template",
         "moerl-operator",

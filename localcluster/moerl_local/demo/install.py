@@ -114,6 +114,8 @@ def _helm(cluster: Cluster, machine: localise.Machine, *, image: str | None) -> 
             "upgrade", "--install", RELEASE, str(manifests.CHART), "--namespace", NAMESPACE, "--create-namespace",
             "--take-ownership", "--values", file.name,
         )  # fmt: skip
+    # helm returns once the definitions are stored; the server serves the types a moment later.
+    cluster.kubectl("wait", "--for=condition=Established", "crd", "--all", "--timeout=30s")
 
 
 def _await_pod(cluster: Cluster) -> None:
