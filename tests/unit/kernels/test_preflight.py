@@ -1,0 +1,182 @@
+"""The preflight as a program: real processes that exchange real bytes, within a bounded time and 4 KiB."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from moerl_kernels.proof import preflight
+from moerl_kernels.proof.evidence import Evidence, Exchange
+from moerl_kernels.proof.exchange import ExchangeError, Place, Ring
+from moerl_kernels.proof.preflight import Wish
+from moerl_kernels.proof.verdict import Verdict
+
+
+def free_ports() -> int:
+    """A port that is free, as is the one after it."""
+    while True:
+        with socket.socket() as first, socket.socket() as second:
+            first.bind(("127.0.0.1", 0))
+            port: int = first.getsockname()[1]
+            try:
+                second.bind(("127.0.0.1", port + 1))
+            except OSError:
+                continue
+            return port
+
+
+def start(folder: Path, rank: int = 0, size: int = 1, port: int = 0, *options: str, **env: str) -> Any:
+    log = folder / f"termination.{rank}"
+    log.touch()
+    gang = {"RANK": str(rank), "WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    keep = {name: os.environ[name] for name in ("PATH", "PYTHONPATH", "HOME") if name in os.environ}
+    return subprocess.Popen(
+        [sys.executable, "-m", "moerl_kernels", "preflight", "--json", f"--termination-log={log}",
+         f"--report={folder / f'full.{rank}'}", *options],
+        env={**keep, **gang, **env},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )  # fmt: skip
+
+
+def ended(process: Any) -> tuple[int, Any]:
+    out, err = process.communicate(timeout=60)
+    assert out, err
+    return process.returncode, json.loads(out)
+
+
+@pytest.mark.parametrize(
+    ("requested", "on_mismatch", "code", "outcome"),
+    [("TCP", "Fail", 0, "Match"), ("Auto", "Fail", 0, "Match"), ("EFAGDA", "Fail", 3, "Mismatch"),
+     ("EFAGDA", "Warn", 0, "Mismatch")],
+)  # fmt: skip
+def test_a_gang_proves_tcp(tmp_path: Path, requested: str, on_mismatch: str, code: int, outcome: str) -> None:
+    port = free_ports()
+    wish = {"MOERL_TRANSPORT": requested, "MOERL_ON_MISMATCH": on_mismatch}
+    ranks = [start(tmp_path, rank, 3, port, "--deadline=50", **wish) for rank in range(3)]
+    for rank, process in enumerate(ranks):
+        found_code, said = ended(process)
+        assert (found_code, said["transport"], said["outcome"]) == (code, "TCP", outcome), said
+        assert (said["requested"], said["pods"], said["rank"]) == (requested, 3, rank)
+        assert "8.0 MiB were sent" in said["reasons"][0]
+        assert "plain TCP sockets" in said["proved"]
+        assert "torch" in said["proved"], "it says what was not run"
+        assert json.loads((tmp_path / f"termination.{rank}").read_text()) == said
+        full = json.loads((tmp_path / f"full.{rank}").read_text())
+        assert full["evidence"]["traffic"]["loopback"] >= 8 << 20
+        assert full["fingerprint"] == said["fingerprint"]
+
+
+def test_a_single_rank_says_local(tmp_path: Path) -> None:
+    code, said = ended(start(tmp_path, MOERL_TRANSPORT="TCP"))
+    assert (code, said["transport"], said["outcome"]) == (0, "Local", "NothingToProve")
+    assert "nothing was exchanged" in said["proved"]
+
+
+@pytest.mark.parametrize(("on_mismatch", "code"), [("Fail", 4), ("Warn", 0)])
+def test_pods_that_do_not_come_make_it_unknown_in_time(tmp_path: Path, on_mismatch: str, code: int) -> None:
+    began = time.monotonic()
+    process = start(tmp_path, 0, 2, free_ports(), "--deadline=3", MOERL_ON_MISMATCH=on_mismatch)
+    found, said = ended(process)
+    assert (found, said["transport"], said["outcome"]) == (code, "Unknown", "Unknown")
+    assert "ranks [1] did not join in time" in said["reasons"][0]
+    assert time.monotonic() - began < 15
+
+
+def test_rank_zero_that_does_not_come(tmp_path: Path) -> None:
+    code, said = ended(start(tmp_path, 1, 2, free_ports(), "--deadline=3", MOERL_TRANSPORT="TCP"))
+    assert (code, said["transport"]) == (4, "Unknown")
+    assert "cannot be reached" in said["reasons"][0]
+
+
+def test_a_hang_becomes_a_verdict(tmp_path: Path) -> None:
+    """What hangs inside a call that nothing interrupts is ended by the watchdog, which writes the report."""
+    script = (
+        "import sys, time; from moerl_kernels.proof import cli, preflight; "
+        "preflight.run = lambda *a, **k: time.sleep(600); "
+        "cli.main(['preflight', '--json', '--deadline=1.5', *sys.argv[1:]])"
+    )
+    log = tmp_path / "log"
+    log.touch()
+    began = time.monotonic()
+    done = subprocess.run(
+        [sys.executable, "-c", script, f"--termination-log={log}", f"--report={tmp_path / 'full'}", "--transport=TCP"],
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert done.returncode == 4
+    said = json.loads(log.read_text())
+    assert (said["transport"], said["reasons"]) == ("Unknown", ["the exchange did not complete: not done within 1.5 s"])
+    assert time.monotonic() - began < 20
+
+
+def test_sigterm_is_an_interruption(tmp_path: Path) -> None:
+    process = start(tmp_path, 0, 2, free_ports())
+    time.sleep(1.5)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(20) == 143
+    process.communicate()
+
+
+def test_wrong_use_is_told(tmp_path: Path) -> None:
+    process = start(tmp_path, 5, 2)
+    assert process.wait(30) == 2
+    assert "RANK=5 is not within WORLD_SIZE=2" in process.communicate()[1]
+
+
+def test_no_torch_without_gpus() -> None:
+    code = (
+        "import sys\nfrom moerl_kernels.proof import preflight, cli\n"
+        "preflight.run(preflight.Wish(), {})\nassert 'torch' not in sys.modules, 'torch was imported'"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_a_pod_of_another_attempt_does_not_join() -> None:
+    place = Place.of({"RANK": "0", "WORLD_SIZE": "2", "MASTER_PORT": str(free_ports()), "MOERL_ATTEMPT": "2"})
+    old = Place.of({"RANK": "1", "WORLD_SIZE": "2", "MOERL_ATTEMPT": "1"})
+    assert old.token != place.token
+    stale = subprocess.Popen(
+        [sys.executable, "-c", "import sys, time\n"
+         "from moerl_kernels.proof.exchange import Place, Ring\n"
+         f"place = Place(1, 2, '127.0.0.1', {place.port}, {old.token!r}, 'n')\n"
+         "Ring(place, deadline=time.monotonic() + 3).__enter__()"],
+        stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    with pytest.raises(ExchangeError, match=r"ranks \[1\] did not join"):
+        Ring(place, deadline=time.monotonic() + 3).__enter__()
+    assert stale.wait(20) != 0
+
+
+def test_the_report_fits_whatever_is_in_it(tmp_path: Path) -> None:
+    report = preflight.judged(
+        Wish("EFAGDA"), {f"OFI_NCCL_X{n}": "é" * 50 for n in range(200)}, Place(0, 2, "", 0, "", ""),
+        Evidence(Exchange("none", completed=False, error="ü\n" * 9000)), "p" * 9000, seconds=1.0, file="/f" * 2000,
+        root=tmp_path,
+    )  # fmt: skip
+    many = tuple(f"{n} " + "x" * 700 for n in range(50))
+    worst = replace(
+        report,
+        requested="R" * 900,
+        verdict=Verdict("Unknown", many, many),
+        warnings=many,
+        versions={f"v{n}": "1" * 99 for n in range(99)},
+    )
+    for each in (report, worst):
+        brief = each.brief()
+        assert len(brief.encode()) <= 4096
+        said = json.loads(brief)
+        assert said["transport"] == "Unknown"
+        assert said["reasons"]
+        assert said["fingerprint"]
+    assert len(json.loads(report.full())["environment"]) == 200
