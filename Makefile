@@ -2,6 +2,9 @@
 .PHONY: help demo test lint unit cluster-up cluster-down bench format
 VENV := .venv/bin
 ARGS ?=
+# Most of the e2e tests' time is waiting, so two of them share two cores well, each with a cluster of its own; a file stays
+# with one of them, in the order of collection: the long ones first.
+PARALLEL := -n 2 --dist loadfile --no-loadscope-reorder
 
 help:
 	@echo "make demo          train a tiny MoE in real pods on this machine, and show it (as root)"
@@ -19,7 +22,7 @@ demo:
 test:
 	@localcluster/bootstrap.sh test
 	@$(MAKE) -s lint-only
-	@$(VENV)/pytest tests $(ARGS)
+	@$(VENV)/pytest tests $(PARALLEL) $(ARGS)
 
 lint:
 	@localcluster/bootstrap.sh lint
