@@ -31,12 +31,13 @@ def test_it_learns_to_reverse_prompts_that_it_never_drew(root: Path, seed: int) 
     task = tasks.load(spec["storage"]["dataset"], seed=seed)
     model, before, _ = warm_start(task, seed=seed)
     assert before <= 0.3
-    reached = next((step for step, _, exact in rehearse(model, algorithm, task) if exact and exact >= 0.9), None)
-    assert reached is not None, f"seed {seed} did not reach 0.9 in {algorithm.iterations} iterations"
-    drawn = {tuple(task.prompt(cursor)) for cursor in range((reached + 2) * algorithm.prompts_per_iteration)}
+    evaluations = {step: exact for step, _, exact in rehearse(model, algorithm, task) if exact is not None}
+    cursors = range((algorithm.iterations + 2) * algorithm.prompts_per_iteration)
+    drawn = {tuple(task.prompt(cursor)) for cursor in cursors}
     heldout = task.heldout(512)
     assert not drawn & {tuple(prompt) for prompt in heldout}
-    assert exact_match(model, task, heldout) >= 0.85, "on twice the prompts of the evaluation, less its noise"
+    # The policy that the run ends with, not the best one on the way.
+    assert exact_match(model, task, heldout) >= 0.9, f"seed {seed}, on the way: {evaluations}"
 
 
 def test_the_warm_start_is_the_same_for_the_same_seed_and_is_a_folder_on_s3(s3: str, tmp_path: Path) -> None:

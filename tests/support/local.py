@@ -18,8 +18,8 @@ from urllib.parse import urlsplit
 
 from moerl_local.cluster.handle import Cluster
 
-# Each process of a parallel run has a cluster of its own: "test-gw0" and "test-gw1".
-NAME = "-".join(filter(None, (os.environ.get("MOERL_TEST_CLUSTER", "test"), os.environ.get("PYTEST_XDIST_WORKER"))))
+# Each process of a parallel run has a cluster of its own: testgw0 and testgw1.
+NAME = os.environ.get("MOERL_TEST_CLUSTER", "test") + os.environ.get("PYTEST_XDIST_WORKER", "")
 MOERL = str(Path(sys.executable).with_name("moerl"))
 
 

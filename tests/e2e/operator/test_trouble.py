@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from moerl_local.cluster.handle import Cluster
 from moerl_operator.kube.api import Kinds
 from support.emulator import Emulator
-from support.operator import Audit, OperatorProcess
+from support.operator import Audit, OperatorProcess, running_operator
 from support.waiting import until
 
 from .conftest import Jobs
@@ -45,6 +46,29 @@ async def test_wrong_credentials_are_a_condition_with_the_code_and_no_storm(
     assert said.count("UnrecognizedClientException") <= 10, said
 
     aws.clear_faults()
+    await jobs.reaches("Running")
+
+
+async def test_an_aws_that_cannot_be_reached_is_a_condition_and_no_storm(
+    jobs: Jobs, operator: OperatorProcess, cluster: Cluster, tmp_path: Path
+) -> None:
+    """A cut network, a wrong endpoint: the job is accepted and waits; when AWS is back it runs."""
+    operator.stop()
+    try:
+        with running_operator(cluster, tmp_path, AWS_ENDPOINT_URL="http://127.0.0.1:9") as cut:
+            await jobs.create()
+
+            async def told() -> bool:
+                found = await jobs.condition("NodesReady")
+                return found.get("status") == "False" and "127.0.0.1:9" in found.get("message", "")
+
+            await until("NodesReady tells of the connection", told, seconds=90)
+            await asyncio.sleep(10)
+            assert "Traceback" not in cut.log()
+            assert cut.log().count("127.0.0.1:9") <= 20, cut.log()
+            assert cut.get("/healthz")[0] == 200
+    finally:
+        operator.start()
     await jobs.reaches("Running")
 
 
