@@ -45,7 +45,7 @@ class Machine:
     @property
     def environment(self) -> dict[str, str]:
         """For every container: this project's programs, and where AWS answers."""
-        folders = ("operator", "runtime", "localcluster")
+        folders = ("operator", "runtime", "kernels", "localcluster")
         return {
             "PATH": f"{MOUNT}/.venv/bin:/usr/local/bin:/usr/bin:/bin",
             "PYTHONPATH": ":".join(f"{MOUNT}/{folder}" for folder in folders),

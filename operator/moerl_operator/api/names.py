@@ -63,6 +63,7 @@ RUN_DIR = "/run/moerl"
 CONTAINER_MAIN = "main"
 CONTAINER_AGENT = "agent"
 CONTAINER_DRIVER = "driver"
+CONTAINER_PREFLIGHT = "preflight"
 
 # The longest name is the host name of a rollout pod, <job>-rollout-<pool>-<replica>-a<attempt>-<index>:
 # 28 + 9 + 11 + 5 + 6 + 4 = 63, the limit of a DNS label, with replica, attempt and index of up to 4, 4 and 3 digits.

@@ -11,7 +11,9 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Literal
 
+from moerl_operator.api import names
 from moerl_operator.api.roles import FailurePolicy
+from moerl_operator.core import preflight
 from moerl_operator.core.view import condition_of, parse_time
 
 Obj = dict[str, Any]
@@ -132,6 +134,8 @@ def of_pod(pod: Obj, fallback: datetime) -> Failure | None:
             "Infrastructure", "Interrupted", when or fallback, "the program was told to stop", name, container, code
         )
     text = str(state.get("message") or "").strip()
+    said = preflight.parse(text) if container == names.CONTAINER_PREFLIGHT else None
+    text = said.words if said is not None else text
     return Failure(
         "Application", str(state.get("reason") or "Error"), when or fallback, text[:1024], name, container, code
     )

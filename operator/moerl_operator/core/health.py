@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from datetime import timedelta
 from typing import Any
 
@@ -13,8 +12,8 @@ from moerl_operator.core import display, failures, topology, workloads
 from moerl_operator.core.conditions import Conditions
 from moerl_operator.core.progress import Report
 from moerl_operator.core.recovery import SlotState
-from moerl_operator.core.topology import Placement, Topology
-from moerl_operator.core.view import Part, View, labels_of, parse_time
+from moerl_operator.core.topology import Topology
+from moerl_operator.core.view import Part, View, parse_time
 
 Obj = dict[str, Any]
 
@@ -133,36 +132,6 @@ def degraded(view: View, conditions: Conditions, slots: list[SlotState]) -> None
         conditions.set(cond.DEGRADED, False, "AsExpected", "")
 
 
-def transport(view: View, conditions: Conditions, report: Report, topo: Topology) -> Obj:
-    """TransportVerified and status.transport: what was measured, against what was asked for."""
-    wish = view.spec.communication.expert_parallel
-    out: Obj = {"requested": wish.transport, "effective": report.transport or "Unknown"}
-    if on_fake_nodes(view, topo):
-        out |= {"effective": "Unknown", "evidence": "the nodes are fake: nothing was measured"}
-        conditions.set(cond.TRANSPORT_VERIFIED, None, "FakeNodes", "nodes are fake and prove nothing")
-        return out
-    if report.transport_evidence:
-        out["evidence"] = report.transport_evidence
-    if report.transport is None:
-        conditions.set(cond.TRANSPORT_VERIFIED, None, "NotReported", "nothing has measured the transport")
-    elif wish.transport in ("Auto", report.transport):
-        conditions.set(cond.TRANSPORT_VERIFIED, True, "Measured", f"{report.transport} was measured")
-    else:
-        text = f"{wish.transport} was asked for, {report.transport} was measured"
-        conditions.set(cond.TRANSPORT_VERIFIED, False, "Mismatch", text)
-    return out
-
-
-def transport_word(view: View, topo: Topology, status: Obj) -> str:
-    """The printed TRANSPORT."""
-    return display.UNVERIFIED if on_fake_nodes(view, topo) else str(status["effective"])
-
-
-def on_fake_nodes(view: View, topo: Topology) -> bool:
-    """Whether a pod of the job runs, or would run, on a fake node."""
-    return any(labels_of(n).get(names.LABEL_FAKE_NODE) == "true" for n in _nodes(view, topo.placements.values()))
-
-
 def progress(view: View, conditions: Conditions, report: Report, started: str | None) -> float | None:
     """Progressing; returns the seconds until it would be called stalled."""
     limit = timedelta(seconds=view.spec.run_policy.progress_deadline_seconds)
@@ -242,13 +211,3 @@ def _row_message(view: View, part: Part, own: list[SlotState]) -> str:
             return state.waiting
     trouble = None if own else first_trouble(view.pods_of_role(part.role))
     return trouble[1] if trouble else ""
-
-
-def _nodes(view: View, places: Iterable[Placement]) -> list[Obj]:
-    out: list[Obj] = []
-    for place in places:
-        if place.group:
-            out += view.nodes_of_group(place.part, place.group)
-        elif place.selector:
-            out += view.nodes_of_selector(place.selector)
-    return out

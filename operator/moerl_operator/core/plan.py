@@ -20,6 +20,7 @@ from moerl_operator.core import (
     progress,
     recovery,
     topology,
+    transport,
     validate,
     workloads,
 )
@@ -214,7 +215,7 @@ class _Run:
     def _judge(self) -> None:
         view, conditions = self.view, self.conditions
         health.nodes(view, conditions, self.topo)
-        self.transport = health.transport(view, conditions, self.report, self.topo)
+        self.transport = transport.judge(view, conditions, self.report, self.topo)
         health.weights(conditions, self.report)
         if self.suspended:
             self._judge_suspended()
@@ -254,12 +255,13 @@ class _Run:
         if trainer.complete and (self._final or view.spec.framework.type == "Custom"):
             where = f"the final policy is at {self.report.final_uri}" if self.report.final_uri else "the trainer ended"
             return cond.COMPLETE, "TrainingFinished", where
-        lost = completion.failure(view, self.slots)
-        if lost is not None:
-            return cond.FAILED, *lost
+        # Before the slots' failures: it is the cause of the pods that its preflight let fail.
         mismatch = self.conditions.status(cond.TRANSPORT_VERIFIED) == "False"
         if mismatch and view.spec.communication.expert_parallel.on_mismatch == "Fail":
             return cond.FAILED, "TransportMismatch", self.conditions.message(cond.TRANSPORT_VERIFIED)
+        lost = completion.failure(view, self.slots)
+        if lost is not None:
+            return cond.FAILED, *lost
         passed, left = completion.deadline(view, self.conditions, self.start)
         if left is not None:
             self.requeue.append(max(left, 0.1))
@@ -285,7 +287,7 @@ class _Run:
                 report=report,
                 cost=dollars,
                 state_word=word,
-                transport=health.transport_word(view, self.topo, self.transport),
+                transport=transport.word(view, self.topo, self.transport),
             ),
         }
         optional: Obj = {

@@ -14,11 +14,11 @@ from datetime import datetime
 from typing import Any
 
 from moerl_operator.api import names
+from moerl_operator.core.preflight import MEASURED
 from moerl_operator.core.view import View, parse_time
 from moerl_operator.manifests.support import REPORT_KEY
 
 MAX_REPORT_BYTES = 16 * 1024
-_TRANSPORTS = ("EFAGDA", "EFAProxy", "NVLink", "SHM", "TCP", "Local")
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ def parse(text: str) -> Report:
         last_progress=parse_time(raw.get("lastProgressTime")),
         final_uri=_text(final.get("uri"), 1024),
         final_marker=_text(final.get("marker"), 1024),
-        transport=effective if effective in _TRANSPORTS else None,
+        transport=effective if effective in MEASURED else None,
         transport_evidence=_text(proof.get("evidence"), 1024),
     )
 

@@ -47,6 +47,16 @@ def sidecar(role: RoleContext, own: Mapping[str, Any]) -> Obj:
     return _merge(dict(SIDECAR), {}, own)
 
 
+def preflight(role: RoleContext, own: Mapping[str, Any], of_main: Mapping[str, Any]) -> Obj:
+    """Resources of the preflight: the main container's devices, which the kubelet hands on to it afterwards.
+
+    A pod's request is the larger of its init containers' and its containers', so this makes no pod larger.
+    """
+    if role.facts.gpus:
+        return _merge(dict(of_main.get("requests") or {}), dict(of_main.get("limits") or {}), own)
+    return _merge(dict(SIDECAR), {}, own)
+
+
 def _whole_node(role: RoleContext, *, efa: bool) -> Obj:
     facts = role.facts
     out: Obj = {names.RESOURCE_GPU: str(facts.gpus)}

@@ -42,6 +42,7 @@ def identity(role: RoleContext) -> list[Obj]:
         "MOERL_BUFFER_URL": buffer_url(job),
         "MOERL_EP_BACKEND": job.spec.communication.expert_parallel.backend,
         "MOERL_TRANSPORT": job.spec.communication.expert_parallel.transport,
+        "MOERL_ON_MISMATCH": job.spec.communication.expert_parallel.on_mismatch,
     }
     if job.spec.reward:
         plain["MOERL_REWARD_URL"] = url(job, names.REWARD)

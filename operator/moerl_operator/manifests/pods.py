@@ -42,6 +42,9 @@ def pod_template(role: RoleContext, child: str) -> Obj:
     _containers(role, spec)
     main = main_container(spec)
     main["resources"] = devices.main(role, main.get("resources") or {}, efa=efa)
+    for container in spec.get("initContainers") or ():
+        if container.get("name") == names.CONTAINER_PREFLIGHT and role.role in (names.TRAINER, names.ROLLOUT):
+            container["resources"] = devices.preflight(role, container.get("resources") or {}, main["resources"])
     strong = environment.identity(role)
     if role.role in (names.TRAINER, names.ROLLOUT):
         strong += environment.rendezvous(role, child)
@@ -98,6 +101,7 @@ def _containers(role: RoleContext, spec: Obj) -> None:
         _readiness(role, main)
         if role.role in _NATIVE_SIDECAR:
             _sidecar(role, spec, main)
+    _preflight(role, spec, main)
     if defaults.image_pull_policy:
         for container in [*spec.get("initContainers", ()), *spec["containers"]]:
             container.setdefault("imagePullPolicy", defaults.image_pull_policy)
@@ -117,6 +121,33 @@ def _sidecar(role: RoleContext, spec: Obj, main: Obj) -> None:
     sidecar["resources"] = devices.sidecar(role, sidecar.get("resources") or {})
     sidecar.setdefault("ports", [{"name": "metrics", "containerPort": names.PORT_AGENT}])
     sidecar.setdefault("readinessProbe", _http_probe(names.PORT_AGENT))
+
+
+def proves_transport(role: RoleContext) -> bool:
+    """Whether pods get the preflight of their own accord.
+
+    Only where the image is this project's runtime, and where there is something to prove: a transport that was asked
+    for by name, or GPUs, whose traffic can fall back. A template of any framework asks for it by the container's name.
+    """
+    asked = role.job.spec.communication.expert_parallel.transport != "Auto" or role.facts.gpus > 0
+    return is_native(role) and role.role in (names.TRAINER, names.ROLLOUT) and asked
+
+
+def _preflight(role: RoleContext, spec: Obj, main: Obj) -> None:
+    """The transport proof, before anything else starts; its last words are its verdict (moerl_kernels.proof)."""
+    if role.role not in (names.TRAINER, names.ROLLOUT):
+        return
+    init: list[Obj] = spec.get("initContainers") or []
+    found = next((c for c in init if c.get("name") == names.CONTAINER_PREFLIGHT), None)
+    if found is None:
+        if not proves_transport(role):
+            return
+        found = {"name": names.CONTAINER_PREFLIGHT}
+        spec["initContainers"] = [found, *init]
+    found.setdefault("image", main.get("image", ""))
+    found.setdefault("command", ["python", "-m", "moerl_kernels", "preflight", "--json"])
+    # If it cannot even start, the end of its log is all that there is to tell.
+    found.setdefault("terminationMessagePolicy", "FallbackToLogsOnError")
 
 
 def _readiness(role: RoleContext, main: Obj) -> None:

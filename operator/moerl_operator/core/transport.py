@@ -1,0 +1,140 @@
+"""TransportVerified: what the preflights of the gangs and the trainer's report measured, against what was asked for.
+
+Only what was measured counts. A mismatch anywhere decides; what is on fake nodes, or was not measured, is Unknown with
+its reason. A gang whose preflight still runs is passed over, so that one that starts anew takes no proof from the rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from moerl_operator.api import names
+from moerl_operator.core import conditions as cond
+from moerl_operator.core import display, preflight
+from moerl_operator.core.conditions import Conditions
+from moerl_operator.core.progress import Report
+from moerl_operator.core.topology import Placement, Topology
+from moerl_operator.core.view import View, labels_of
+
+Obj = dict[str, Any]
+Outcome = Literal["Mismatch", "Unknown", "Match", "NothingToProve"]
+
+# The roles that hold tensors; the nodes of the others carry nothing of what is proven.
+ROLES = (names.TRAINER, names.ROLLOUT)
+_MAX_EVIDENCE = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Proof:
+    """One measurement. `source`: who made it; `whole`: no other pod of its gang is still at it."""
+
+    source: str
+    effective: str
+    pods: int
+    words: str
+    whole: bool = True
+
+    def outcome(self, requested: str) -> Outcome:
+        """Against a request, which constrains what goes between pods; within one pod only NVLink can be asked for."""
+        if self.effective == preflight.UNKNOWN:
+            return "Unknown"
+        if requested in ("Auto", self.effective):
+            return "Match"
+        if self.effective == "Local" or (self.pods == 1 and requested != "NVLink"):
+            return "NothingToProve"
+        return "Mismatch"
+
+
+def judge(view: View, conditions: Conditions, report: Report, topo: Topology) -> Obj:
+    """Set the condition; returns status.transport."""
+    requested = view.spec.communication.expert_parallel.transport
+    found, running = _proofs(view, report)
+    by: dict[Outcome, list[Proof]] = {}
+    for proof in found:
+        outcome = proof.outcome(requested)
+        if proof.whole or outcome in ("Mismatch", "Unknown"):
+            by.setdefault(outcome, []).append(proof)
+    told = next((by[kind][0] for kind in ("Mismatch", "Unknown", "Match", "NothingToProve") if kind in by), None)
+    fake = on_fake_nodes(view, topo)
+    out: Obj = {"requested": requested, "effective": told.effective if told else preflight.UNKNOWN}
+    if told is not None:
+        out["evidence"] = f"{told.source}: {told.words}"[:_MAX_EVIDENCE]
+    if told is not None and "Mismatch" in by:
+        text = f"{requested} was asked for; {told.source}: {told.words}"
+        conditions.set(cond.TRANSPORT_VERIFIED, False, "TransportMismatch", text)
+    elif told is not None and "Unknown" in by:
+        conditions.set(cond.TRANSPORT_VERIFIED, None, "TransportUnknown", f"{told.source}: {told.words}")
+    elif fake:
+        out |= {"effective": preflight.UNKNOWN, "evidence": "nodes are fake: nothing was measured on them"}
+        conditions.set(cond.TRANSPORT_VERIFIED, None, "FakeNodes", "nodes are fake and prove nothing")
+    elif told is not None and "Match" in by:
+        text = f"{told.effective} was measured" + ("" if requested == "Auto" else ", as was asked for")
+        conditions.set(cond.TRANSPORT_VERIFIED, True, "TransportMatches", text)
+    elif told is not None:
+        text = f"no gang spans pods: nothing has gone over {requested}, {told.effective} was measured"
+        conditions.set(cond.TRANSPORT_VERIFIED, None, "NothingToProve", text)
+    elif running:
+        conditions.set(cond.TRANSPORT_VERIFIED, None, "PreflightRunning", "the preflight has not ended yet")
+    else:
+        conditions.set(cond.TRANSPORT_VERIFIED, None, "NotReported", "nothing has measured the transport")
+    return out
+
+
+def word(view: View, topo: Topology, status: Obj) -> str:
+    """The printed TRANSPORT."""
+    effective = str(status["effective"])
+    return display.UNVERIFIED if effective == preflight.UNKNOWN and on_fake_nodes(view, topo) else effective
+
+
+def on_fake_nodes(view: View, topo: Topology) -> bool:
+    """Whether a pod that holds tensors runs, or would run, on a fake node."""
+    places = [place for place in topo.placements.values() if place.part.role in ROLES]
+    return any(labels_of(n).get(names.LABEL_FAKE_NODE) == "true" for n in _nodes(view, places))
+
+
+def _proofs(view: View, report: Report) -> tuple[list[Proof], bool]:
+    """What was measured, the trainer's first; and whether a preflight still runs."""
+    out: list[Proof] = []
+    running = False
+    if report.transport is not None:
+        trainer = next(part for part in view.parts if part.role == names.TRAINER)
+        words = report.transport_evidence or f"{report.transport} was measured"
+        out.append(Proof("the trainer's report", report.transport, trainer.count, words))
+    for role in ROLES:
+        for gang in _latest(view.pods_of_role(role)):
+            seen = [(p, *preflight.of_pod(p.get("status") or {}, names.CONTAINER_PREFLIGHT)) for p in gang]
+            busy = any(state == "Running" for _, state, _ in seen)
+            running = running or busy
+            out += [
+                Proof(f"pod {pod['metadata']['name']}", said.effective, said.pods, said.words, whole=not busy)
+                for pod, _, said in seen
+                if said is not None
+            ]
+    return out, running
+
+
+def _latest(pods: Iterable[Obj]) -> list[list[Obj]]:
+    """Pods of each gang's latest attempt: what an earlier one measured was on other pods, and maybe other nodes."""
+    newest: dict[tuple[str, str, str], tuple[int, list[Obj]]] = {}
+    for pod in pods:
+        have = labels_of(pod)
+        key = (have.get(names.LABEL_ROLE, ""), have.get(names.LABEL_POOL, ""), have.get(names.LABEL_REPLICA, ""))
+        text = have.get(names.LABEL_ATTEMPT, "")
+        number = int(text) if text.isdigit() else 0
+        best = newest.get(key, (-1, []))
+        if number >= best[0]:
+            newest[key] = (number, [*(best[1] if number == best[0] else ()), pod])
+    gangs = [group for _, group in (newest[key] for key in sorted(newest))]
+    return [sorted(gang, key=lambda pod: str(pod["metadata"]["name"])) for gang in gangs]
+
+
+def _nodes(view: View, places: Iterable[Placement]) -> list[Obj]:
+    out: list[Obj] = []
+    for place in places:
+        if place.group:
+            out += view.nodes_of_group(place.part, place.group)
+        elif place.selector:
+            out += view.nodes_of_selector(place.selector)
+    return out
