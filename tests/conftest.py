@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parents[1]
 
+# Kernels run by Triton's interpreter, on the CPU. Triton reads this once, when it is first imported.
+os.environ.setdefault("TRITON_INTERPRET", "1")
+
 
 @pytest.fixture(scope="session", autouse=True)
 def _no_foreign_accounts() -> Iterator[None]:

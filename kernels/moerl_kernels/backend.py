@@ -202,7 +202,7 @@ class EpBackend(ABC):
 
         A collective with a host read: call it once a step, not once a layer.
         """
-        worst = self.group.any(self._fault).tolist()
+        worst = self._worst_fault()
         self._fault.zero_()
         if worst[0]:
             capacity = self.config.rows(self.group.size)
@@ -222,6 +222,15 @@ class EpBackend(ABC):
         return {"backend": self.name, "ranks": self.group.size, "device": str(self.group.device)}
 
     # --- shared parts ----------------------------------------------------------------------------------
+
+    def _worst_fault(self) -> list[int]:
+        """The largest of each fault over the ranks. A collective with a host read."""
+        worst: list[int] = self.group.any(self._fault).tolist()
+        return worst
+
+    def _gather(self, value: Tensor) -> Tensor:
+        """Equal-shaped int64 tensors of all ranks, stacked. A collective."""
+        return self.group.gather(value)
 
     def _dispatched(self, rows: Tensor, scales: Tensor | None, weights: Tensor | None, handle: Handle) -> Dispatched:
         arrangement = handle.arrangement
@@ -305,7 +314,7 @@ class EpBackend(ABC):
         touched = (owner.unsqueeze(-1) == ranks).any(1).sum(0)
         tokens = torch.tensor([topk_idx.shape[0]], device=device)
         mine = torch.cat([tokens, rule.reshape(1), slots, touched])
-        headers: list[list[int]] = self.group.gather(mine).tolist()
+        headers: list[list[int]] = self._gather(mine).tolist()
         return headers
 
     def _note_overflow(self, total: Tensor, rows: int) -> None:

@@ -14,9 +14,10 @@ TMA_ALIGNMENT = 4  # fp32 elements in the 16 bytes that TMA strides must be a mu
 def quantise(x: Tensor) -> tuple[Tensor, Tensor]:
     """[T, hidden] -> ([T, hidden] e4m3, [T, hidden / 128] fp32); x is about rows * scale, zero blocks included."""
     blocks = x.float().reshape(x.shape[0], x.shape[1] // FP8_BLOCK, FP8_BLOCK)
-    scales = blocks.abs().amax(-1).clamp(min=1e-10) / E4M3_MAX
-    rows = (blocks / scales.unsqueeze(-1)).flatten(-2).to(torch.float8_e4m3fn)
-    return rows, scales
+    largest = blocks.abs().amax(-1).clamp(min=1e-10)
+    # One division per block, not per element: the kernels do the same, so that all backends give the same bits.
+    rows = (blocks * (E4M3_MAX / largest).unsqueeze(-1)).flatten(-2).to(torch.float8_e4m3fn)
+    return rows, largest / E4M3_MAX
 
 
 def dequantise(rows: Tensor, scales: Tensor, dtype: torch.dtype = torch.bfloat16) -> Tensor:

@@ -14,8 +14,9 @@ from moerl_kernels.backends.reference import Reference
 from moerl_kernels.config import EpConfig
 from moerl_kernels.errors import EpConfigError, EpUnavailable
 from moerl_kernels.group import EpGroup, agree
+from moerl_kernels.nvlink import NVLink
 
-BACKENDS: dict[str, type[EpBackend]] = {cls.name: cls for cls in (Reference, NcclAllToAll, NcclAllGather)}
+BACKENDS: dict[str, type[EpBackend]] = {cls.name: cls for cls in (Reference, NcclAllToAll, NcclAllGather, NVLink)}
 
 
 def create(name: str, config: EpConfig, group: EpGroup | None = None) -> EpBackend:

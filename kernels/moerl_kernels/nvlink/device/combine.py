@@ -1,0 +1,144 @@
+"""Combine: each rank adds a token's rows of its own experts and pushes one row to the token's owner, who adds those.
+
+Sums are fp32 (fp64 for fp64): slots in order within a rank, then ranks in order. What a peer sends is rounded once to
+the rows' type; the owner's own part is not.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from moerl_kernels.nvlink.device import sync
+from moerl_kernels.nvlink.device.tiles import ranks_of, slot_row, tile
+
+OP = tl.constexpr(2)
+
+
+@triton.jit
+def combine(
+    y, weights, position, tokens_of, codes, out, state, table, tokens, me, wire, mode, limit,
+    R: tl.constexpr, K: tl.constexpr, L: tl.constexpr, T: tl.constexpr, SHIFT: tl.constexpr,
+    HIDDEN: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, PARTS: tl.constexpr,
+    VECTOR: tl.constexpr, TIMED: tl.constexpr, ITEMS: tl.constexpr,
+    STRIDE: tl.constexpr, POISON: tl.constexpr, CREDIT: tl.constexpr, HELLO: tl.constexpr, FLAG: tl.constexpr,
+    SLOT: tl.constexpr, SLOT_HALF: tl.constexpr,
+):  # fmt: skip
+    """y [N, HIDDEN], weights [N], position [R, T, K] rows of y or -1, codes [tokens, K] -> out [tokens, HIDDEN]."""
+    pid = tl.program_id(0)
+    weighted = (mode & sync.WEIGHTED) != 0
+    epoch = tl.load(state + sync.EPOCH) + 1
+    parity = epoch & 1
+    half = parity.to(tl.int64)
+    tag = epoch | 1
+    dead = sync.poisoned(table, me, POISON)
+    if R > 1 and ((mode & sync.SEND) != 0) & (pid < wire) & (dead == 0):
+        dead = sync.wait_credits(table, me, epoch, OP, limit, R, CREDIT, POISON, TIMED)
+        if dead == 0:
+            most = tl.full((), 0, tl.int32)
+            for i in tl.static_range(R - 1):
+                most = tl.maximum(most, tl.load(tokens_of + (me + 1 + i) % R))
+            item = pid
+            while item < tl.cdiv(most, ROWS) * PARTS * (R - 1):
+                lane = item % (R - 1)
+                local = item // (R - 1)
+                owner = (me + 1 + lane) % R
+                theirs = tl.load(tokens_of + owner)
+                if local < tl.cdiv(theirs, ROWS) * PARTS:
+                    _send(
+                        y, weights, position, table, me, half, owner, lane, local, theirs, weighted,
+                        R, K, T, HIDDEN, BLOCK, ROWS, PARTS, VECTOR, STRIDE, SLOT, SLOT_HALF,
+                    )  # fmt: skip
+                    sync.post(sync.words(table, owner, FLAG) + (parity * R + me) * ITEMS + local, tag)
+                item += wire
+    if (mode & sync.RECEIVE) != 0:
+        if dead == 0:
+            each = tl.cdiv(tokens, ROWS) * PARTS
+            item = tl.atomic_add(state + sync.WORK, 1, sem="relaxed", scope="gpu")
+            while item < each:
+                for i in tl.static_range(R - 1):
+                    source = (me + 1 + i) % R
+                    flag = sync.words(table, me, FLAG) + (parity * R + source) * ITEMS + item
+                    code = sync.blame(me, source, OP)
+                    dead = tl.maximum(dead, sync.wait(flag, tag, False, table, me, code, limit, R, POISON, TIMED))
+                    tl.store(flag, 0)
+                if dead == 0:
+                    _receive(
+                        y, weights, position, codes, out, table, tokens, me, half, item, weighted,
+                        R, K, L, T, SHIFT, HIDDEN, BLOCK, ROWS, PARTS, VECTOR, STRIDE, SLOT, SLOT_HALF,
+                    )  # fmt: skip
+                item = tl.atomic_add(state + sync.WORK, 1, sem="relaxed", scope="gpu")
+                item = tl.where(dead == 0, item, each)
+        sync.leave(state, table, me, epoch, parity, tl.num_programs(0), R, CREDIT, HELLO)
+
+
+@triton.jit
+def _own_sum(
+    y, weights, places, token, live, column, weighted, K: tl.constexpr, HIDDEN: tl.constexpr,
+    BLOCK: tl.constexpr, ROWS: tl.constexpr, VECTOR: tl.constexpr,
+):  # fmt: skip
+    """[ROWS, BLOCK] sum over this rank's rows of each token, in the order of its slots; fp32, or fp64 for fp64."""
+    WIDE: tl.constexpr = tl.float64 if y.dtype.element_ty == tl.float64 else tl.float32
+    total = tl.zeros((ROWS, BLOCK), WIDE)
+    for k in tl.static_range(K):
+        row = tl.load(places + token * K + k, mask=live, other=-1)
+        there = row >= 0
+        read = tile(y + row.to(tl.int64) * HIDDEN, column, BLOCK, VECTOR)
+        value = tl.load(read, mask=there[:, None] & (column < HIDDEN)[None, :], other=0.0).to(WIDE)
+        # Without weights the factor is 1, which changes no bit; a branch here would cost the loads their overlap.
+        total += value * tl.load(weights + row, mask=there & weighted, other=1.0).to(WIDE)[:, None]
+    return total
+
+
+@triton.jit
+def _send(
+    y, weights, position, table, me, half, owner, lane, item, theirs, weighted,
+    R: tl.constexpr, K: tl.constexpr, T: tl.constexpr, HIDDEN: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
+    PARTS: tl.constexpr, VECTOR: tl.constexpr, STRIDE: tl.constexpr, SLOT: tl.constexpr, SLOT_HALF: tl.constexpr,
+):  # fmt: skip
+    """The sums of one item's tokens into the owner's slots; nothing for tokens without an expert here."""
+    token = (item // PARTS) * ROWS + tl.arange(0, ROWS)
+    live = token < theirs
+    places = position + owner * (T * K)
+    some = tl.full((ROWS,), -1, tl.int32)
+    for k in tl.static_range(K):
+        some = tl.maximum(some, tl.load(places + token * K + k, mask=live, other=-1))
+    start = slot_row(table, owner, R - 2 - lane, token, SLOT, T, STRIDE) + half * SLOT_HALF
+    STEPS: tl.constexpr = ((HIDDEN + BLOCK - 1) // BLOCK + PARTS - 1) // PARTS
+    for step in range(STEPS):
+        column = ((item % PARTS) * STEPS + step) * BLOCK + tl.arange(0, BLOCK)
+        total = _own_sum(y, weights, places, token, live, column, weighted, K, HIDDEN, BLOCK, ROWS, VECTOR)
+        target = tile(start.to(y.dtype), column, BLOCK, VECTOR)
+        tl.store(target, total.to(y.dtype.element_ty), mask=(some >= 0)[:, None] & (column < HIDDEN)[None, :])
+
+
+@triton.jit
+def _receive(
+    y, weights, position, codes, out, table, tokens, me, half, item, weighted,
+    R: tl.constexpr, K: tl.constexpr, L: tl.constexpr, T: tl.constexpr, SHIFT: tl.constexpr,
+    HIDDEN: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, PARTS: tl.constexpr,
+    VECTOR: tl.constexpr, STRIDE: tl.constexpr, SLOT: tl.constexpr, SLOT_HALF: tl.constexpr,
+):  # fmt: skip
+    """out of one item's tokens: what each rank has for them, in rank order."""
+    token = (item // PARTS) * ROWS + tl.arange(0, ROWS)
+    live = token < tokens
+    coming = ranks_of(codes, token, live, K, L, SHIFT)
+    STEPS: tl.constexpr = ((HIDDEN + BLOCK - 1) // BLOCK + PARTS - 1) // PARTS
+    for step in range(STEPS):
+        column = ((item % PARTS) * STEPS + step) * BLOCK + tl.arange(0, BLOCK)
+        inside = (column < HIDDEN)[None, :]
+        own = _own_sum(
+            y, weights, position + me * (T * K), token, live, column, weighted, K, HIDDEN, BLOCK, ROWS, VECTOR
+        )
+        total = tl.zeros_like(own)
+        for rank in tl.static_range(R):
+            if rank == me:
+                total += own
+            elif R > 1:
+                lane = (rank - me - 1 + R) % R
+                there = ((coming >> rank) & 1) != 0
+                start = slot_row(table, me, lane, token, SLOT, T, STRIDE) + half * SLOT_HALF
+                read = tile(start.to(y.dtype), column, BLOCK, VECTOR)
+                total += tl.load(read, mask=there[:, None] & inside, other=0.0).to(own.dtype)
+        target = tile(out + token.to(tl.int64) * HIDDEN, column, BLOCK, VECTOR)
+        tl.store(target, total.to(y.dtype.element_ty), mask=live[:, None] & inside)
