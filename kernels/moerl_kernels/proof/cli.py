@@ -32,13 +32,21 @@ def main() -> None:
 @click.option("--deadline", type=click.FloatRange(min=1.0), envvar="MOERL_PREFLIGHT_SECONDS", default=600.0,
               show_default=True, help="Seconds for everything, the wait for the gang's other pods included. After "
               "that the verdict is Unknown.  [MOERL_PREFLIGHT_SECONDS]")  # fmt: skip
+@click.option("--gloo", is_flag=True, help="Without GPUs: exchange by torch.distributed over gloo in place of plain "
+              "sockets; imports torch.")  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print one line of JSON of at most 4 KiB.")
 @click.option("--report", type=click.Path(dir_okay=False, path_type=Path), help="File for the full report  "
               "[default: transport-report.json in MOERL_RUN_DIR, else in the temporary folder]")  # fmt: skip
 @click.option("--termination-log", type=click.Path(dir_okay=False, path_type=Path), default=TERMINATION_LOG,
               show_default=True, help="The container's last words, written if the file is there.")  # fmt: skip
 def preflight(
-    transport: str, on_mismatch: str, deadline: float, as_json: bool, report: Path | None, termination_log: Path
+    transport: str,
+    on_mismatch: str,
+    deadline: float,
+    gloo: bool,
+    as_json: bool,
+    report: Path | None,
+    termination_log: Path,
 ) -> None:
     """Exchange bytes between the pods of this gang and say which transport carried them, by counters.
 
@@ -49,7 +57,7 @@ def preflight(
     Exit codes: 0 as asked for (or only warned), 2 wrong use, 3 another transport, 4 unknown, 143 ended by SIGTERM.
     """
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    wish = proof.Wish(transport, on_mismatch, deadline)
+    wish = proof.Wish(transport, on_mismatch, deadline, gloo)
     file = report or Path(os.environ.get("MOERL_RUN_DIR") or tempfile.gettempdir()) / FILE
     environment = dict(os.environ)
 

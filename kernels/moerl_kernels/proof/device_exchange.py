@@ -1,8 +1,9 @@
-"""One GPU's part of the preflight: `python -m moerl_kernels.proof.device_exchange <job file>`. Imports torch.
+"""One rank's part of a preflight with torch: `python -m moerl_kernels.proof.device_exchange <job file>`.
 
 A program of its own, because a collective that hangs can only be ended by ending its process. The parent starts one
-for each GPU; they meet over NCCL, tell the parent that they are ready, wait for its word (it reads the counters then),
-exchange, check, and write down what they saw. Files in a folder are the only channel, so nothing can block on a pipe.
+for each GPU (or one on the CPU, with gloo); they meet, tell the parent that they are ready, wait for its word (it reads
+the counters then), exchange, check, and write down what they saw. Files in a folder are the only channel, so nothing can
+block on a pipe. Imports torch.
 """
 
 from __future__ import annotations
@@ -47,37 +48,44 @@ class _Properties(ctypes.Structure):
 
 
 def main(job: Obj) -> None:
-    """Run one rank. `job`: folder, local, rank, ranks, address, port, node, bytes_per_peer, rounds, seconds."""
+    """Run one rank. `job`: as devices.exchange writes it (folder, backend, local, rank, ranks, address, port, ...)."""
     import torch
     import torch.distributed as dist
 
     folder, local = Path(job["folder"]), int(job["local"])
-    device = torch.device("cuda", local)
-    torch.cuda.set_device(device)
+    on_gpu = job["backend"] == "nccl"
+    device = torch.device("cuda", local) if on_gpu else torch.device("cpu")
+    if on_gpu:
+        torch.cuda.set_device(device)
     dist.init_process_group(
-        "nccl",
+        job["backend"],
         init_method=f"tcp://{job['address']}:{job['port']}",
         rank=job["rank"],
         world_size=job["ranks"],
-        device_id=device,
+        device_id=device if on_gpu else None,
         timeout=timedelta(seconds=job["seconds"]),
     )
     seen: list[Obj] = [{} for _ in range(job["ranks"])]
-    properties = torch.cuda.get_device_properties(device)
-    dist.all_gather_object(seen, {"node": job["node"], "device": str(properties.uuid)})
+    uuid = str(torch.cuda.get_device_properties(device).uuid) if on_gpu else ""
+    dist.all_gather_object(seen, {"node": job["node"], "device": uuid})
     length = job["bytes_per_peer"] // 8
     send = torch.arange(job["ranks"] * length, device=device).view(job["ranks"], length) + (job["rank"] << 40)
     got = torch.empty_like(send)
     _write(folder / f"seen.{local}", {"members": seen})
+
+    def settle() -> None:
+        if on_gpu:
+            torch.cuda.synchronize()
+
     _exchange(dist, got, send)  # connects every pair, and is not counted
-    torch.cuda.synchronize()
+    settle()
     _write(folder / f"ready.{local}", {})
     while not (folder / "go").exists():
         time.sleep(POLL_SECONDS)
     got.zero_()
     for _ in range(job["rounds"]):
         _exchange(dist, got, send)
-    torch.cuda.synchronize()
+    settle()
     ranks = torch.arange(job["ranks"], device=device).view(-1, 1)
     wanted = torch.arange(length, device=device) + job["rank"] * length + (ranks << 40)
     mapped = libraries.mapped()
@@ -86,7 +94,7 @@ def main(job: Obj) -> None:
         {
             "correct": bool((got == wanted).all()),
             "libraries": [asdict(library) for library in mapped],
-            "properties": _nccl_properties(dist, device, mapped),
+            "properties": _nccl_properties(dist, device, mapped) if on_gpu else {},
         },
     )
     dist.destroy_process_group()

@@ -1,4 +1,4 @@
-"""The parent's part of an exchange between GPUs: one process for each, counters around it, an end in time."""
+"""The parent's part of an exchange by torch: one process a GPU, counters around it, an end in time."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import tempfile
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from moerl_kernels.proof import counters, libraries, nccl_log
 from moerl_kernels.proof.evidence import Evidence, Exchange, Library, LogFacts, NcclProperties
@@ -24,6 +24,7 @@ _POLL_SECONDS = 0.05
 _TAIL = 300
 
 Obj = dict[str, Any]
+Backend = Literal["nccl", "gloo"]
 
 
 def count(environment: Mapping[str, str], root: Path = Path("/")) -> int:
@@ -35,16 +36,19 @@ def count(environment: Mapping[str, str], root: Path = Path("/")) -> int:
     return min(len(files), len([item for item in visible.split(",") if item.strip() not in ("", "-1", "void")]))
 
 
-def exchange(place: Place, gpus: int, *, deadline: float, environment: Mapping[str, str]) -> Evidence:
-    """All-to-all over NCCL between the GPUs of the gang's pods, with counters around it.
+def exchange(
+    place: Place, gpus: int, *, deadline: float, environment: Mapping[str, str], backend: Backend = "nccl"
+) -> Evidence:
+    """All-to-all between the GPUs of the gang's pods, with counters around it; by gloo between CPU processes.
 
-    Every pod has `gpus` of them. Nothing is raised: an exchange that fails or is too slow is one that did not complete.
+    Every pod has `gpus` of them (gloo: processes). Nothing is raised: an exchange that fails or is too slow is one that
+    did not complete.
     """
     with tempfile.TemporaryDirectory(prefix="moerl-preflight-") as name:
         folder = Path(name)
-        children = [_start(place, gpus, local, folder, deadline, environment) for local in range(gpus)]
+        children = [_start(place, gpus, local, folder, deadline, environment, backend) for local in range(gpus)]
         try:
-            return _watch(place, gpus, folder, children, deadline, environment)
+            return _watch(place, gpus, folder, children, deadline, environment, backend)
         finally:
             for child in children:
                 if child.poll() is None:
@@ -53,10 +57,17 @@ def exchange(place: Place, gpus: int, *, deadline: float, environment: Mapping[s
 
 
 def _start(
-    place: Place, gpus: int, local: int, folder: Path, deadline: float, environment: Mapping[str, str]
+    place: Place,
+    gpus: int,
+    local: int,
+    folder: Path,
+    deadline: float,
+    environment: Mapping[str, str],
+    backend: Backend,
 ) -> subprocess.Popen[bytes]:
     job = {
         "folder": str(folder),
+        "backend": backend,
         "local": local,
         "rank": place.rank * gpus + local,
         "ranks": place.size * gpus,
@@ -90,11 +101,12 @@ def _watch(
     children: list[subprocess.Popen[bytes]],
     deadline: float,
     environment: Mapping[str, str],
+    backend: Backend,
 ) -> Evidence:
     ranks = place.size * gpus
     problem = _wait(folder, "ready", gpus, children, deadline)
     if problem:
-        return Evidence(Exchange("nccl", ranks, devices=ranks, completed=False, error=problem), log=_log(folder))
+        return Evidence(Exchange(backend, ranks, completed=False, error=problem), log=_log(folder))
     before = counters.read(nvlink_text=counters.nvlink_output())
     began = time.monotonic()
     (folder / "go").touch()
@@ -112,10 +124,10 @@ def _watch(
     plugin = libraries.plugin(Path("/"), found, environment)
     return Evidence(
         exchange=Exchange(
-            "nccl",
+            backend,
             ranks,
             hosts=len({member["node"] for member in members}),
-            devices=len({member["device"] for member in members}),
+            devices=len({member["device"] for member in members} - {""}),
             sent_between_hosts=payload * (ranks - here),
             sent_within_host=payload * (here - 1),
             completed=not problem,
@@ -141,9 +153,9 @@ def _wait(folder: Path, what: str, gpus: int, children: list[subprocess.Popen[by
             # Written and ended between the two looks is no failure.
             if children[local].poll() is not None and not (folder / f"{what}.{local}").exists():
                 tail = (folder / f"output.{local}").read_text(errors="replace").strip()[-_TAIL:]
-                return f"GPU {local}'s process ended with exit code {children[local].returncode}: {tail}"
+                return f"the process of local rank {local} ended with exit code {children[local].returncode}: {tail}"
         if time.monotonic() >= deadline:
-            return f"GPUs {missing} were not {'ready' if what == 'ready' else 'done'} in time"
+            return f"local ranks {missing} were not {'ready' if what == 'ready' else 'done'} in time"
         time.sleep(_POLL_SECONDS)
 
 

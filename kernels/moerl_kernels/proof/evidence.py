@@ -16,15 +16,15 @@ GIN_NAMES = {
     GIN_EFA_GDA: "EFA-GDA",
 }
 
-ExchangeKind = Literal["none", "sockets", "nccl", "deep_ep"]
+ExchangeKind = Literal["none", "sockets", "gloo", "nccl", "deep_ep"]
 
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
     """The traffic whose path is to be proven.
 
-    kind: what moved the bytes: plain sockets; a collective of NCCL; dispatch and combine of DeepEP, the only one
-        here that NCCL's device-initiated networking (GIN) carries.
+    kind: what moved the bytes: plain sockets; a collective of gloo or NCCL; dispatch and combine of DeepEP, the only
+        one here that NCCL's device-initiated networking (GIN) carries.
     ranks, hosts, devices: how many processes, distinct nodes and distinct GPUs took part (devices 0: none has one).
     sent_between_hosts, sent_within_host: payload bytes that this node had to send to ranks of other nodes, and that
         ranks of this node sent to each other's devices.

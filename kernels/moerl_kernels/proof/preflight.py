@@ -1,7 +1,8 @@
 """Before a role starts: exchange, count, judge, and say so within a bounded time.
 
 With GPUs the exchange is NCCL's, one process for each. Without, it is plain sockets between the gang's pods, which
-prove the pods' network as gloo would and import no torch. A gang of one pod without GPUs has nobody to talk to.
+prove the pods' network as gloo would and import no torch; gloo itself on request. A gang of one pod without GPUs has
+nobody to talk to.
 """
 
 from __future__ import annotations
@@ -29,11 +30,15 @@ EXIT_OK, EXIT_USAGE, EXIT_MISMATCH, EXIT_UNKNOWN = 0, 2, 3, 4
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """What the job asked for. transport: Auto or a transport. on_mismatch: Fail or Warn. seconds: the deadline."""
+    """What the job asked for. transport: Auto or a transport. on_mismatch: Fail or Warn. seconds: the deadline.
+
+    gloo: where there are no GPUs, exchange by torch.distributed in place of plain sockets.
+    """
 
     transport: str = "Auto"
     on_mismatch: str = "Fail"
     seconds: float = 600.0
+    gloo: bool = False
 
 
 def run(wish: Wish, environment: Mapping[str, str], *, file: str = "") -> Report:
@@ -48,6 +53,9 @@ def run(wish: Wish, environment: Mapping[str, str], *, file: str = "") -> Report
     if gpus and (place.size > 1 or gpus > 1):
         evidence = devices.exchange(place, gpus, deadline=deadline, environment=environment)
         proved = f"all to all over NCCL between {evidence.exchange.ranks} GPUs; DeepEP's own kernels were not run"
+    elif place.size > 1 and wish.gloo:
+        evidence = devices.exchange(place, 1, deadline=deadline, environment=environment, backend="gloo")
+        proved = f"all to all by torch.distributed over gloo between {place.size} pods"
     elif place.size > 1:
         evidence = sockets(place, deadline=deadline)
         proved = "plain TCP sockets between the gang's pods; torch and its collectives were not run"

@@ -15,11 +15,12 @@ from typing import Any
 
 import pytest
 
-from moerl_kernels.proof import preflight
+from moerl_kernels.proof import devices, preflight
 from moerl_kernels.proof.evidence import Evidence, Exchange
 from moerl_kernels.proof.exchange import ExchangeError, Place, Ring
 from moerl_kernels.proof.preflight import Wish
-from moerl_kernels.proof.verdict import Verdict
+from moerl_kernels.proof.verdict import Verdict, verdict
+from support.fake_node import FakeNode
 
 
 def free_ports() -> int:
@@ -180,3 +181,38 @@ def test_the_report_fits_whatever_is_in_it(tmp_path: Path) -> None:
         assert said["reasons"]
         assert said["fingerprint"]
     assert len(json.loads(report.full())["environment"]) == 200
+
+
+@pytest.mark.torch
+def test_gloo_on_request_goes_the_same_way(tmp_path: Path) -> None:
+    port = free_ports()
+    for process in [
+        start(tmp_path, rank, 2, port, "--gloo", "--deadline=100", MOERL_TRANSPORT="TCP") for rank in (0, 1)
+    ]:
+        out, err = process.communicate(timeout=120)
+        said = json.loads(out)
+        assert (process.returncode, said["transport"], said["exchange"]["kind"]) == (0, "TCP", "gloo"), (said, err)
+        assert "torch.distributed over gloo" in said["proved"]
+
+
+@pytest.mark.torch
+def test_gpus_that_cannot_be_used_are_told_and_not_passed_over(tmp_path: Path) -> None:
+    """Device files alone make no GPU: the ranks' own error is the reason, whatever torch this machine has."""
+    import torch
+
+    if torch.cuda.is_available():
+        pytest.skip("this machine has a GPU that can be used")
+    place = Place.of({"MASTER_PORT": str(free_ports())})
+    evidence = devices.exchange(place, 2, deadline=time.monotonic() + 90, environment=dict(os.environ))
+    found = verdict(evidence)
+    assert found.transport == "Unknown"
+    assert "the process of local rank" in found.reasons[0]
+    assert "ended with exit code 1" in found.reasons[0]
+
+
+def test_device_files_are_counted(tmp_path: Path) -> None:
+    for name in ("nvidia0", "nvidia1", "nvidia10", "nvidiactl", "nvidia-uvm", "null"):
+        FakeNode(tmp_path).write(f"dev/{name}", "")
+    assert devices.count({}, tmp_path) == 3
+    assert devices.count({"CUDA_VISIBLE_DEVICES": "1"}, tmp_path) == 1
+    assert devices.count({"CUDA_VISIBLE_DEVICES": ""}, tmp_path) == 0
