@@ -2,8 +2,8 @@
 
 A program of its own, because a collective that hangs can only be ended by ending its process. The parent starts one
 for each GPU (or one on the CPU, with gloo); they meet, tell the parent that they are ready, wait for its word (it reads
-the counters then), exchange, check, and write down what they saw. Files in a folder are the only channel, so nothing can
-block on a pipe. Imports torch.
+the counters then), exchange, check, and write down what they saw. Files in a folder are the only channel, so nothing
+can block on a pipe. Imports torch.
 """
 
 from __future__ import annotations
