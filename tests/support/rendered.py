@@ -33,8 +33,19 @@ def gpu_spec(transport: str = "EFAGDA", kind: str = "p5en.48xlarge") -> Obj:
     return spec
 
 
+def proving_spec(transport: str = "EFAGDA", kind: str = "p5en.48xlarge") -> Obj:
+    """A native job whose trainer and rollouts prove their transport first."""
+    spec = native_spec()
+    spec["communication"] = {"expertParallel": {"backend": "Auto", "transport": transport, "onMismatch": "Fail"}}
+    spec["trainer"] |= {"nodes": nodes(2, kind)}
+    spec["rollout"]["pools"][0] |= {"nodes": nodes(kind=kind)}
+    return spec
+
+
 SPECS: dict[str, Obj] = {
     "native": native_spec(),
+    "native-efa-gda": proving_spec(),
+    "native-tcp": proving_spec("TCP", "c7i.large"),
     "efa-gda": gpu_spec(),
     "efa-proxy": gpu_spec("EFAProxy", "p5.48xlarge"),
     "nvlink": gpu_spec("NVLink"),

@@ -76,7 +76,7 @@ def _between_hosts(evidence: Evidence) -> Verdict:
         return _both(evidence, sent or 0)
     if by_efa:
         return _efa(evidence, f"EFA counters rose by {_bytes(sent or 0)}, {_bytes(wanted)} were sent between nodes")
-    efa = "there is no EFA adapter" if sent is None else f"EFA counters rose by only {_bytes(sent)}"
+    efa = _no_efa(sent)
     if by_network:
         words = f"network interfaces sent {_bytes(traffic.network or 0)}, {_bytes(wanted)} were sent between nodes"
         return Verdict("TCP", (words, efa), _claims(evidence, ("NET/Libfabric", "NET/OFI", "NET/AWS"), "EFA"))
@@ -125,14 +125,14 @@ def _efa(evidence: Evidence, proof: str) -> Verdict:
 
 def _within_host(evidence: Evidence) -> Verdict:
     wanted, traffic = evidence.exchange.sent_within_host, evidence.traffic
+    sent = None if traffic.efa is None else max((traffic.efa.get(name, 0) for name in EFA_SENT), default=0)
     if _carried(traffic.nvlink, wanted):
         words = f"NVLink sent {_bytes(traffic.nvlink or 0)}, {_bytes(wanted)} were sent between the node's GPUs"
         return Verdict("NVLink", (words,), _claims(evidence, ("SHM", "NET/"), "another path"))
     for rose, where in ((traffic.network, "network interfaces"), (traffic.loopback, "the loopback")):
         if _carried(rose, wanted):
             words = f"{where} sent {_bytes(rose or 0)}, {_bytes(wanted)} were sent between ranks of this node"
-            return Verdict("TCP", (words,), _claims(evidence, ("P2P", "SHM"), "the node's own memory"))
-    sent = None if traffic.efa is None else max((traffic.efa.get(name, 0) for name in EFA_SENT), default=0)
+            return Verdict("TCP", (words, _no_efa(sent)), _claims(evidence, ("P2P", "SHM"), "the node's own memory"))
     if _carried(sent, wanted):
         return _efa(evidence, f"EFA counters rose by {_bytes(sent or 0)} although all ranks are on one node")
     still = traffic.nvlink is not None and traffic.network is not None
@@ -147,6 +147,10 @@ def _within_host(evidence: Evidence) -> Verdict:
 
 def _carried(rose: int | None, wanted: int) -> bool:
     return rose is not None and rose >= SHARE * wanted
+
+
+def _no_efa(sent: int | None) -> str:
+    return "there is no EFA adapter" if sent is None else f"EFA counters rose by {_bytes(sent)}"
 
 
 def _logged(evidence: Evidence, prefix: str) -> bool:

@@ -126,8 +126,8 @@ def _communication(view: View) -> Iterator[str]:
         if there and wish.transport in EFA_TRANSPORTS and view.facts(part).efa_interfaces == 0:
             yield f"{where}.transport: {wish.transport} needs EFA, which no node of {field_of(part)} has"
         for kind in part.nodes.instance_types or ():
-            if kind not in view.snap.instance_facts:
-                continue  # judged when AWS answers; what the local node has, only the preflight can tell
+            if kind == groups.LOCAL or kind not in view.snap.instance_facts:
+                continue  # only the preflight can tell what the local node has; the rest is judged when AWS answers
             facts = view.snap.instance_facts.get(kind, InstanceFacts(name=kind))
             if wish.transport in EFA_TRANSPORTS and facts.efa_interfaces == 0:
                 yield f"{where}.transport: {wish.transport} needs EFA, which {kind} of {field_of(part)} does not have"

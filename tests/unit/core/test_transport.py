@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -226,6 +227,7 @@ def test_the_local_node_is_judged_by_measurement_alone() -> None:
         part["nodes"]["instanceTypes"] = ["local"]
     wish = {"backend": "Auto", "transport": "EFAGDA", "onMismatch": "Fail"}
     made = World(spec | {"communication": {"expertParallel": wish}})
+    made.facts["local"] = replace(made.facts["c7i.large"], name="local")  # as the emulator describes it
     made.run(1)
     assert made.condition("Accepted")["status"] == "True"
 
