@@ -2,9 +2,11 @@
 
 One process per GPU of this host (`python -m moerl_bench.expert_parallel --json FILE`). A time is that of the whole
 operation on the device (CUDA events), the maximum over the ranks of each iteration; then p50, p90 and p99 over the
-iterations. Backends take turns, so that a drift of the machine meets all of them. Bytes are printed by two
-definitions: *wire* is what a rank must send to the others if every token travels once per rank, *logical* also
-counts what stays. Two GPUs say little about eight: with top-8 of 256 experts nearly every token goes to both.
+iterations. Ranks start together: a collective on the stream goes before the first event, and what waits on no host is
+launched while it is held up, so that launch overhead is not in it (it is given apart). Backends take turns, so that a
+drift of the machine meets all of them. Bytes are printed by two definitions: *wire* is what a rank must send to the
+others if every token travels once per rank (the rows alone, scales included), *logical* also counts what stays. Two
+GPUs say little about eight: with top-8 of 256 experts nearly every token goes to both.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import multiprocessing
 import os
 import statistics
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -24,11 +27,17 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from moerl_bench import nvlink_checks
 from moerl_kernels import EpBackend, EpConfig, EpGroup, create, fp8
 from moerl_kernels.config import SizeMode, Wire
 
 HIDDEN, EXPERTS, TOP_K = 7168, 256, 8
 WARM_UP = 5
+NAMES = ("NCCLAllGather", "NCCLAllToAll", "NVLink")
+LAYERS = 10  # in the graph of many small operations
+
+
+Times = tuple[dict[str, list[float]], dict[str, list[float]]]  # (on the device, of the call)
 
 
 @dataclass(frozen=True)
@@ -122,29 +131,41 @@ def _captured(op: Callable[[], Any]) -> Callable[[], Any]:
     with torch.cuda.graph(graph):
         kept = op()
     del kept  # the graph's memory pool keeps it
-    return graph.replay
+
+    def replay(_inputs: Callable[[], Any] = op) -> None:  # what `op` holds must outlive the graph, which reads it
+        graph.replay()
+
+    return replay
 
 
-def measure(ops: dict[str, Callable[[], Any]], iterations: int, group: EpGroup) -> dict[str, list[float]]:
-    """Microseconds of each operation and iteration, the maximum over ranks. `ops` take turns."""
-    own: dict[str, list[float]] = {name: [] for name in ops}
+def measure(ops: dict[str, Callable[[], Any]], iterations: int, group: EpGroup, *, exact: bool) -> Times:
+    """Microseconds of each operation and iteration: on the device, the maximum over ranks; and of the call, here."""
+    device: dict[str, list[float]] = {name: [] for name in ops}
+    host: dict[str, list[float]] = {name: [] for name in ops}
+    together = torch.zeros(1, device=group.device)
     for i in range(WARM_UP + iterations):
         for name, op in ops.items():
-            group.barrier()
             torch.cuda.synchronize()
+            group.barrier()
             start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+            if not exact:  # exact sizes read the host in the middle: nothing can be launched ahead
+                nvlink_checks.sleep(400_000)
+            dist.all_reduce(together)
             start.record()
+            began = time.perf_counter()
             op()
+            called = time.perf_counter() - began
             end.record()
             end.synchronize()
             if i >= WARM_UP:
-                own[name].append(start.elapsed_time(end) * 1000)
+                device[name].append(start.elapsed_time(end) * 1000)
+                host[name].append(called * 1e6)
     out = {}
-    for name, values in own.items():
+    for name, values in device.items():
         worst = torch.tensor(values, device=group.device)
         dist.all_reduce(worst, dist.ReduceOp.MAX)
         out[name] = worst.tolist()
-    return out
+    return out, host
 
 
 def summary(times: list[float]) -> dict[str, float]:
@@ -173,6 +194,18 @@ def grouped_mm_in_a_graph(device: torch.device) -> str:
     return "captures, and replays with the sizes of the moment" if torch.equal(out, want) else "replays wrongly"
 
 
+def configuration(case: Case) -> EpConfig:
+    """What a case asks of a backend."""
+    return EpConfig(
+        num_experts=EXPERTS,
+        top_k=TOP_K,
+        hidden=HIDDEN,
+        max_tokens_per_rank=case.tokens,
+        wire=case.wire,
+        size_mode=case.size_mode,
+    )
+
+
 def work(rank: int, size: int, options: argparse.Namespace) -> None:
     """One rank of the benchmark; rank 0 prints and writes."""
     torch.cuda.set_device(rank)
@@ -180,64 +213,161 @@ def work(rank: int, size: int, options: argparse.Namespace) -> None:
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(options.port), "NCCL_NVLS_ENABLE": "0"}
     dist.init_process_group("nccl", rank=rank, world_size=size, device_id=device)
     group = EpGroup.of(device=device)
-    rows = []
-    if rank == 0:
-        print(
-            f"{size} x {torch.cuda.get_device_name()}, torch {torch.__version__}, "
-            f"NCCL {'.'.join(map(str, torch.cuda.nccl.version()))}; grouped_mm {grouped_mm_in_a_graph(device)}"  # type: ignore[no-untyped-call]
-        )
-    for case in cases(options):
-        backends = {}
-        for name in ("NCCLAllGather", "NCCLAllToAll"):
-            config = EpConfig(
-                num_experts=EXPERTS,
-                top_k=TOP_K,
-                hidden=HIDDEN,
-                max_tokens_per_rank=case.tokens,
-                wire=case.wire,
-                size_mode=case.size_mode,
-            )
-            backends[name] = create(name, config, group)
-        errors = {name: check(backend, case) for name, backend in backends.items()}
-        ops = {
-            f"{name} {op}": run for name, backend in backends.items() for op, run in operations(backend, case).items()
-        }
-        torch.cuda.set_sync_debug_mode("error" if case.size_mode == "static" else "default")
-        try:
-            times = (
-                measure(ops, options.iterations, group)
-                if case.size_mode == "exact"
-                else _measured(ops, options.iterations, group)
-            )
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
-        row = asdict(case) | {"errors": errors, "times": {k: summary(v) for k, v in times.items()}, "raw": times}
-        rows.append(row)
+    found: dict[str, Any] = {
+        "gpus": f"{size} x {torch.cuda.get_device_name()}",
+        "torch": torch.__version__,
+        "nccl": ".".join(map(str, torch.cuda.nccl.version())),  # type: ignore[no-untyped-call]
+        "groupedMm": grouped_mm_in_a_graph(device),
+        "linkGBps": link_speed(group),
+        "copyGBps": copy_speed(),
+        "rows": [],
+    }
+
+    def say(text: str) -> None:
         if rank == 0:
-            print(table(case, row["times"], size), flush=True)
-    if rank == 0 and options.json:
-        Path(options.json).write_text(json.dumps(rows))
+            print(text, flush=True)
+            if options.json:
+                Path(options.json).write_text(json.dumps(found))
+
+    say(json.dumps(found))
+    for name, check_of in checks_of(options).items():
+        began = time.monotonic()
+        with torch.cuda.stream(torch.cuda.Stream()):  # type: ignore[no-untyped-call]
+            answers = group.gather_objects(check_of(group))
+        found[name] = answers
+        say(f"[{time.monotonic() - began:.1f} s] {name}: {answers}")
+    for wire, combine_wire, programs in options.grids:
+        say(f"wire {wire} combine {combine_wire} of {programs}: {tried(group, wire, combine_wire, programs)}")
+    for case in cases(options):
+        row = one_case(case, group, options.iterations)
+        found["rows"].append(row)
+        say(table(case, row))
+    if 128 in options.tokens:
+        found["layers"] = {name: layers(name, group) for name in NAMES}
+        say(f"128 tokens, dispatch + combine per layer in a graph of {LAYERS}: {found['layers']}")
     dist.destroy_process_group()
 
 
-def _measured(ops: dict[str, Callable[[], Any]], iterations: int, group: EpGroup) -> dict[str, list[float]]:
-    """Static sizes: the operations themselves may not read the host (checked once), the timing around them does."""
-    for op in ops.values():
-        op()
-    torch.cuda.set_sync_debug_mode("default")
-    return measure(ops, iterations, group)
+def one_case(case: Case, group: EpGroup, iterations: int) -> dict[str, Any]:
+    """Check every backend, then time all."""
+    backends = {name: create(name, configuration(case), group) for name in NAMES}
+    errors = {name: check(backend, case) for name, backend in backends.items()}
+    ops = {f"{name} {op}": run for name, backend in backends.items() for op, run in operations(backend, case).items()}
+    if case.size_mode == "static":  # the operations themselves may not read the host; the timing around them does
+        torch.cuda.set_sync_debug_mode("error")
+        for op in ops.values():
+            op()
+        torch.cuda.set_sync_debug_mode("default")
+    times, calls = measure(ops, iterations, group, exact=case.size_mode == "exact")
+    for backend in backends.values():
+        backend.check()
+        backend.close()
+    sent = wire_rows(case, group)
+    row = asdict(case) | {"errors": errors, "wireRows": sent, "raw": times}
+    row["times"] = {name: summary(values) for name, values in times.items()}
+    row["call"] = {name: statistics.median(values) for name, values in calls.items()}
+    row["wireGBps"] = {n: sent * row_bytes(case, n) / t["p50"] / 1000 for n, t in row["times"].items()}
+    return row
 
 
-def table(case: Case, times: dict[str, dict[str, float]], size: int) -> str:
+def wire_rows(case: Case, group: EpGroup) -> int:
+    """Rows that rank 0 must send to the others: one for each (token, other rank)."""
+    _, idx, _ = routing(case, 0, group.device)
+    owner = idx // (EXPERTS // group.size)
+    return int(sum((owner == r).any(1).sum() for r in range(1, group.size)))
+
+
+def row_bytes(case: Case, operation: str) -> int:
+    """Bytes of a row on the wire; what combine returns is bf16 always."""
+    return HIDDEN + HIDDEN // 128 * 4 if case.wire == "fp8" and operation.endswith("dispatch") else 2 * HIDDEN
+
+
+def link_speed(group: EpGroup) -> float:
+    """GB/s that each rank sends while it receives as much: NCCL's send and receive of 512 MiB."""
+    peer = (group.rank + 1) % group.size
+    source = (group.rank - 1) % group.size
+    out, into = (torch.empty(2**29, dtype=torch.uint8, device=group.device) for _ in range(2))
+    times = []
+    for _ in range(8):
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        start.record()
+        ops = [dist.P2POp(dist.isend, out, peer), dist.P2POp(dist.irecv, into, source)]
+        for pending in dist.batch_isend_irecv(ops):
+            pending.wait()
+        end.record()
+        end.synchronize()
+        times.append(start.elapsed_time(end) / 1000)
+    return float(round(2**29 / statistics.median(times[2:]) / 1e9, 1))
+
+
+def copy_speed() -> float:
+    """GB/s read and written by a copy of 1 GiB on one GPU."""
+    a, b = (torch.randint(0, 9, (2**28,), dtype=torch.int32, device="cuda") for _ in range(2))
+    times = []
+    for _ in range(10):
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        start.record()
+        a.copy_(b)
+        end.record()
+        end.synchronize()
+        times.append(start.elapsed_time(end) / 1000)
+    return float(round(2 * 2**30 / statistics.median(times[2:]) / 1e9, 1))
+
+
+def checks_of(options: argparse.Namespace) -> dict[str, Callable[[EpGroup], Any]]:
+    """NVLink's contract, gradients, refusals and stress, on GPUs of their own."""
+    if not options.stress_seconds:
+        return {}
+    return {
+        "contract": nvlink_checks.contract,
+        "gradients": nvlink_checks.gradients,
+        "overflow": nvlink_checks.overflow,
+        "absent": lambda group: nvlink_checks.failing(group, "absent"),
+        "fails": lambda group: nvlink_checks.failing(group, "fails"),
+        "stress": lambda group: nvlink_checks.stress(group, options.stress_rounds, options.stress_seconds),
+    }
+
+
+def tried(group: EpGroup, wire: int, combine_wire: int, programs: int) -> dict[str, float]:
+    """p50 of NVLink at 8192 tokens with so many programs, in graphs."""
+    out = {}
+    for kind, name in (("fp8", "dispatch"), ("same", "dispatch"), ("same", "combine")):
+        case = Case(8192, kind, "static", graph=True, skew=0.0)  # type: ignore[arg-type]
+        backend = create("NVLink", configuration(case), group)
+        backend._engine.set_grid(wire=wire, combine_wire=combine_wire, programs=programs)  # type: ignore[attr-defined]
+        ops = {name: operations(backend, case)[name]}
+        out[f"{name} {kind}"] = round(statistics.median(measure(ops, 10, group, exact=False)[0][name]), 1)
+        backend.close()
+    return out
+
+
+def layers(name: str, group: EpGroup) -> dict[str, float]:
+    """Microseconds per layer of dispatch and combine at 128 tokens, many in one graph."""
+    case = Case(128, "same", "static", graph=False, skew=0.0)
+    backend = create(name, configuration(case), group)
+    x, idx, weights = routing(case, group.rank, group.device)
+
+    def all_layers() -> None:
+        for _ in range(LAYERS):
+            got = backend.dispatch(x, idx, weights)
+            backend.combine(got.rows, got.handle, weights=got.weights)
+
+    times = measure({"layers": _captured(all_layers)}, 50, group, exact=False)[0]["layers"]
+    backend.check()
+    backend.close()
+    return {key: value / LAYERS for key, value in summary(times).items()}
+
+
+def table(case: Case, row: dict[str, Any]) -> str:
     """One case for people."""
-    share = case.tokens * (size - 1) / size * (1 - (1 - 1 / size) ** TOP_K) * size / max(size - 1, 1)
-    per_row = HIDDEN + HIDDEN // 128 * 4 if case.wire == "fp8" else 2 * HIDDEN
     lines = [
         f"tokens {case.tokens} wire {case.wire} {case.size_mode}{' graph' if case.graph else ''} skew {case.skew}"
-        f"  (a row is {per_row} B, about {share:.0f} rows a rank)"
+        f"  ({row['wireRows']} rows leave a rank)"
     ]
     lines += [
-        f"  {name:28} p50 {t['p50']:9.1f}  p90 {t['p90']:9.1f}  p99 {t['p99']:9.1f} us" for name, t in times.items()
+        f"  {name:24} p50 {t['p50']:8.1f}  p90 {t['p90']:8.1f}  p99 {t['p99']:8.1f} us"
+        f"  wire {row['wireGBps'][name]:6.1f} GB/s  call {row['call'][name]:7.1f} us"
+        for name, t in row["times"].items()
     ]
     return "\n".join(lines)
 
@@ -250,9 +380,24 @@ def cases(options: argparse.Namespace) -> list[Case]:
         for wire in wires:
             out.append(Case(tokens, wire, "exact", graph=False, skew=0.0))
             out.append(Case(tokens, wire, "static", graph=False, skew=0.0))
-        out.append(Case(tokens, "same", "static", graph=True, skew=0.0))
+            out.append(Case(tokens, wire, "static", graph=True, skew=0.0))
         out.append(Case(tokens, "same", "exact", graph=False, skew=1.0))
     return out
+
+
+def _grid(text: str) -> tuple[int, int, int]:
+    wire, combine_wire, programs = (int(part) for part in text.split(":"))
+    return wire, combine_wire, programs
+
+
+def compile_all(ranks: int, tokens: list[int]) -> None:
+    """NVLink's kernels into Triton's cache, over all cores: otherwise compiling is most of the time."""
+    from moerl_bench.nvlink_one_gpu import compile_tasks
+
+    wires: tuple[Wire, ...] = ("same", "fp8")
+    sizes = sorted({*tokens, 8192})
+    configs = [configuration(Case(t, w, "static", graph=False, skew=0.0)) for t in sizes for w in wires]
+    compile_tasks([(config, ranks, 16, 32 * 1024) for config in [*configs, *nvlink_checks.configurations(ranks)]])
 
 
 def main() -> int:
@@ -261,12 +406,18 @@ def main() -> int:
     parser.add_argument("--tokens", type=int, nargs="+", default=[128, 4096, 8192], help="tokens a rank")
     parser.add_argument("--iterations", type=int, default=50)
     parser.add_argument("--json", help="file for the raw figures")
+    parser.add_argument("--stress-seconds", type=float, default=0, help="also check NVLink, and stress it so long")
+    parser.add_argument("--stress-rounds", type=int, default=100_000)
+    parser.add_argument(
+        "--grids", type=_grid, nargs="*", default=[], help="wire:combine wire:programs, tried at 8192 tokens"
+    )
     parser.add_argument("--port", type=int, default=29533)
     options = parser.parse_args()
     size = torch.cuda.device_count()
     if size < 2:
         print("expert_parallel: this needs two GPUs or more on one host; found " + str(size), file=sys.stderr)
         return 2
+    compile_all(size, options.tokens)
     context = multiprocessing.get_context("spawn")
     ranks = [context.Process(target=work, args=(rank, size, options)) for rank in range(size)]
     for process in ranks:

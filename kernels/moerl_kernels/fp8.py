@@ -16,8 +16,10 @@ def quantise(x: Tensor) -> tuple[Tensor, Tensor]:
     blocks = x.float().reshape(x.shape[0], x.shape[1] // FP8_BLOCK, FP8_BLOCK)
     largest = blocks.abs().amax(-1).clamp(min=1e-10)
     # One division per block, not per element: the kernels do the same, so that all backends give the same bits.
-    rows = (blocks * (E4M3_MAX / largest).unsqueeze(-1)).flatten(-2).to(torch.float8_e4m3fn)
-    return rows, largest / E4M3_MAX
+    # Tensor by tensor, because torch divides by (or into) a number with a rounded reciprocal on GPUs.
+    top = torch.full_like(largest, E4M3_MAX)
+    rows = (blocks * torch.div(top, largest).unsqueeze(-1)).flatten(-2).to(torch.float8_e4m3fn)
+    return rows, torch.div(largest, top)
 
 
 def dequantise(rows: Tensor, scales: Tensor, dtype: torch.dtype = torch.bfloat16) -> Tensor:

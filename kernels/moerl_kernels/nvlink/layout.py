@@ -104,9 +104,8 @@ class Layout:
         tiling = Tiling.of(self.config.hidden // WORD, WORD, self.tokens)
         block = max(min(tiling.block, 256), FP8_BLOCK // WORD)
         pieces = -(-tiling.elements // block)
-        rows = max(
-            1, min(32, STEP_BYTES // (block * WORD), _power(self.tokens), tiling.rows if tiling.parts > 1 else 32)
-        )
+        # Before they are quantised, rows are twice as long or more: a step reads 32 KB and keeps 16.
+        rows = max(1, min(16, STEP_BYTES // 2 // (block * WORD), _power(self.tokens), tiling.rows))
         return Tiling(tiling.elements, block, rows, pieces if tiling.parts > 1 else 1, tiling.vector)
 
     @cached_property
@@ -114,7 +113,8 @@ class Layout:
         """Rows in the configuration's type, element by element."""
         width = self.config.dtype.itemsize
         tiling = Tiling.of(self.config.hidden, width, self.tokens)
-        return Tiling(tiling.elements, tiling.block, min(tiling.rows, 16), tiling.parts, tiling.vector)
+        # A step reads that many rows for every slot at once.
+        return Tiling(tiling.elements, tiling.block, min(tiling.rows, 8), tiling.parts, tiling.vector)
 
     @property
     def items(self) -> int:

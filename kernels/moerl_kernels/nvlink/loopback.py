@@ -18,7 +18,7 @@ from torch import Tensor
 from moerl_kernels.errors import EpConfigError
 from moerl_kernels.group import EpGroup
 
-PATIENCE = 120.0  # seconds that a thread waits for the others on the host
+PATIENCE = 60.0  # seconds that a thread waits for the others on the host
 
 
 class Meeting:
@@ -73,12 +73,27 @@ class LoopbackGroup(EpGroup):
         raise EpConfigError("a loopback group carries backend NVLink only")
 
 
+def reserve(device: torch.device, large: int = 1 << 30) -> None:
+    """Let the current stream's allocator hold memory, so that it asks the driver for none later.
+
+    The driver waits for running kernels when it allocates, and here the running kernel is another rank's that waits
+    for this one. With a GPU for each rank nobody waits for the other's driver.
+    """
+    if device.type == "cuda":
+        small = [torch.empty(1 << 19, dtype=torch.uint8, device=device) for _ in range(128)]
+        more = torch.empty(large, dtype=torch.uint8, device=device)
+        torch.cuda.current_stream().synchronize()
+        del small, more
+
+
 def run(size: int, work: Callable[..., Any], *args: Any, device: torch.device | str = "cuda") -> list[Any]:
     """`work(group, *args)` in `size` threads, each on a stream of its own; results in rank order.
 
     The first exception is raised once all threads have ended.
     """
     device = torch.device(device)
+    if device.type == "cuda" and device.index is None:
+        device = torch.device("cuda", torch.cuda.current_device())
     meeting = Meeting(size)
     results: list[Any] = [None] * size
     failures: list[BaseException] = []
@@ -89,6 +104,8 @@ def run(size: int, work: Callable[..., Any], *args: Any, device: torch.device | 
             if device.type == "cuda":
                 torch.cuda.set_device(device)
                 with torch.cuda.stream(torch.cuda.Stream()):  # type: ignore[no-untyped-call]
+                    reserve(device)
+                    group.barrier()
                     results[rank] = work(group, *args)
                     torch.cuda.current_stream().synchronize()
             else:

@@ -7,6 +7,7 @@ also compiles for sm_90 without a GPU (tests/kernels/test_ptx.py).
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping
 from typing import Any
 
@@ -22,6 +23,10 @@ POINTER = {
     torch.int32: "*i32",
     torch.int64: "*i64",
 }
+
+# What this process has compiled, by everything that decides it. One at a time: ranks may be threads.
+_COMPILED: dict[str, Any] = {}
+_COMPILING = threading.Lock()
 
 
 def interpreted() -> bool:
@@ -54,8 +59,13 @@ class Program:
         """Compile and load. With the interpreter there is nothing to do."""
         if interpreted() or self._compiled is not None:
             return
-        self._compiled = triton.compile(self.source(), options={"num_warps": self.warps})
-        self._compiled[(1, 1, 1)]  # loads the module, which can wait for the device
+        source = self.source()
+        key = f"{torch.cuda.current_device()} {source.hash()} {self.warps}"
+        with _COMPILING:
+            if key not in _COMPILED:
+                _COMPILED[key] = triton.compile(source, options={"num_warps": self.warps})
+            self._compiled = _COMPILED[key]
+            self._compiled[(1, 1, 1)]  # loads the module, which can wait for the device
 
     def launch(self, programs: int, *args: Tensor | int) -> None:
         """Run on the current stream."""

@@ -15,6 +15,7 @@ from moerl_kernels.nvlink.program import POINTER, Program
 SUB = 32  # slots that one program of `rank` places
 SMALL = 2048  # up to so many slots are placed without counting blocks first
 BLOCK = 512  # slots of a block otherwise
+WARPS = {"dispatch": 16, "combine": 16}  # a step of 32 KB is then 64 bytes a thread
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +124,7 @@ def _dispatch(layout: Layout, timed: bool) -> Program:
         **{name: layout.offsets[name] for name in ("NOTE", "CODE", "WEIGHT")},
         **{name: layout.half[name] for name in ("CODE_HALF", "WEIGHT_HALF")},
     }
-    return Program(dispatch, pointers + numbers, constants, warps=16)
+    return Program(dispatch, pointers + numbers, constants, warps=WARPS["dispatch"])
 
 
 def _combine(layout: Layout, timed: bool) -> Program:
@@ -135,7 +136,7 @@ def _combine(layout: Layout, timed: bool) -> Program:
         **_pieces(layout.sums),
         "HIDDEN": layout.config.hidden,
     }
-    return Program(combine, types, constants, warps=16)
+    return Program(combine, types, constants, warps=WARPS["combine"])
 
 
 def _exchange(layout: Layout, timed: bool) -> Program:

@@ -73,20 +73,34 @@ def combine(
 
 
 @triton.jit
-def _own_sum(
-    y, weights, places, token, live, column, weighted, K: tl.constexpr, HIDDEN: tl.constexpr,
-    BLOCK: tl.constexpr, ROWS: tl.constexpr, VECTOR: tl.constexpr,
-):  # fmt: skip
-    """[ROWS, BLOCK] sum over this rank's rows of each token, in the order of its slots; fp32, or fp64 for fp64."""
-    WIDE: tl.constexpr = tl.float64 if y.dtype.element_ty == tl.float64 else tl.float32
-    total = tl.zeros((ROWS, BLOCK), WIDE)
+def _rows_and_weights(weights, places, token, live, weighted, K: tl.constexpr, WIDE: tl.constexpr):
+    """(rows, weights) of each of the K slots of these tokens, [ROWS] each: -1 and 1 where nothing is.
+
+    Read once per item and kept in registers, so that a step's row loads depend on nothing and all go out at once.
+    """
+    rows = ()
+    factors = ()
     for k in tl.static_range(K):
         row = tl.load(places + token * K + k, mask=live, other=-1)
-        there = row >= 0
-        read = tile(y + row.to(tl.int64) * HIDDEN, column, BLOCK, VECTOR)
-        value = tl.load(read, mask=there[:, None] & (column < HIDDEN)[None, :], other=0.0).to(WIDE)
-        # Without weights the factor is 1, which changes no bit; a branch here would cost the loads their overlap.
-        total += value * tl.load(weights + row, mask=there & weighted, other=1.0).to(WIDE)[:, None]
+        rows = rows + (row,)
+    for k in tl.static_range(K):
+        factors = factors + (tl.load(weights + rows[k], mask=(rows[k] >= 0) & weighted, other=1.0).to(WIDE),)
+    return rows, factors
+
+
+@triton.jit
+def _own_sum(
+    y, rows, factors, column, K: tl.constexpr, HIDDEN: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
+    VECTOR: tl.constexpr, WIDE: tl.constexpr,
+):  # fmt: skip
+    """[ROWS, BLOCK] sum over this rank's rows of each token, in the order of its slots."""
+    parts = ()
+    for k in tl.static_range(K):
+        read = tile(y + rows[k].to(tl.int64) * HIDDEN, column, BLOCK, VECTOR)
+        parts = parts + (tl.load(read, mask=(rows[k] >= 0)[:, None] & (column < HIDDEN)[None, :], other=0.0),)
+    total = tl.zeros((ROWS, BLOCK), WIDE)
+    for k in tl.static_range(K):
+        total += parts[k].to(WIDE) * factors[k][:, None]
     return total
 
 
@@ -97,17 +111,17 @@ def _send(
     PARTS: tl.constexpr, VECTOR: tl.constexpr, STRIDE: tl.constexpr, SLOT: tl.constexpr, SLOT_HALF: tl.constexpr,
 ):  # fmt: skip
     """The sums of one item's tokens into the owner's slots; nothing for tokens without an expert here."""
+    WIDE: tl.constexpr = tl.float64 if y.dtype.element_ty == tl.float64 else tl.float32
     token = (item // PARTS) * ROWS + tl.arange(0, ROWS)
-    live = token < theirs
-    places = position + owner * (T * K)
-    some = tl.full((ROWS,), -1, tl.int32)
-    for k in tl.static_range(K):
-        some = tl.maximum(some, tl.load(places + token * K + k, mask=live, other=-1))
+    rows, factors = _rows_and_weights(weights, position + owner * (T * K), token, token < theirs, weighted, K, WIDE)
+    some = rows[0]
+    for k in tl.static_range(1, K):
+        some = tl.maximum(some, rows[k])
     start = slot_row(table, owner, R - 2 - lane, token, SLOT, T, STRIDE) + half * SLOT_HALF
     STEPS: tl.constexpr = ((HIDDEN + BLOCK - 1) // BLOCK + PARTS - 1) // PARTS
     for step in range(STEPS):
         column = ((item % PARTS) * STEPS + step) * BLOCK + tl.arange(0, BLOCK)
-        total = _own_sum(y, weights, places, token, live, column, weighted, K, HIDDEN, BLOCK, ROWS, VECTOR)
+        total = _own_sum(y, rows, factors, column, K, HIDDEN, BLOCK, ROWS, VECTOR, WIDE)
         target = tile(start.to(y.dtype), column, BLOCK, VECTOR)
         tl.store(target, total.to(y.dtype.element_ty), mask=(some >= 0)[:, None] & (column < HIDDEN)[None, :])
 
@@ -115,30 +129,31 @@ def _send(
 @triton.jit
 def _receive(
     y, weights, position, codes, out, table, tokens, me, half, item, weighted,
-    R: tl.constexpr, K: tl.constexpr, L: tl.constexpr, T: tl.constexpr, SHIFT: tl.constexpr,
-    HIDDEN: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, PARTS: tl.constexpr,
-    VECTOR: tl.constexpr, STRIDE: tl.constexpr, SLOT: tl.constexpr, SLOT_HALF: tl.constexpr,
+    R: tl.constexpr, K: tl.constexpr, L: tl.constexpr, T: tl.constexpr, SHIFT: tl.constexpr, HIDDEN: tl.constexpr,
+    BLOCK: tl.constexpr, ROWS: tl.constexpr, PARTS: tl.constexpr, VECTOR: tl.constexpr, STRIDE: tl.constexpr,
+    SLOT: tl.constexpr, SLOT_HALF: tl.constexpr,
 ):  # fmt: skip
     """out of one item's tokens: what each rank has for them, in rank order."""
+    WIDE: tl.constexpr = tl.float64 if y.dtype.element_ty == tl.float64 else tl.float32
     token = (item // PARTS) * ROWS + tl.arange(0, ROWS)
     live = token < tokens
     coming = ranks_of(codes, token, live, K, L, SHIFT)
+    rows, factors = _rows_and_weights(weights, position + me * (T * K), token, live, weighted, K, WIDE)
     STEPS: tl.constexpr = ((HIDDEN + BLOCK - 1) // BLOCK + PARTS - 1) // PARTS
     for step in range(STEPS):
         column = ((item % PARTS) * STEPS + step) * BLOCK + tl.arange(0, BLOCK)
         inside = (column < HIDDEN)[None, :]
-        own = _own_sum(
-            y, weights, position + me * (T * K), token, live, column, weighted, K, HIDDEN, BLOCK, ROWS, VECTOR
-        )
-        total = tl.zeros_like(own)
+        parts = ()
         for rank in tl.static_range(R):
-            if rank == me:
-                total += own
-            elif R > 1:
-                lane = (rank - me - 1 + R) % R
-                there = ((coming >> rank) & 1) != 0
-                start = slot_row(table, me, lane, token, SLOT, T, STRIDE) + half * SLOT_HALF
-                read = tile(start.to(y.dtype), column, BLOCK, VECTOR)
-                total += tl.load(read, mask=there[:, None] & inside, other=0.0).to(own.dtype)
+            lane = tl.maximum((rank - me - 1 + R) % R, 0)
+            there = (((coming >> rank) & 1) != 0) & (rank != me)
+            start = slot_row(table, me, lane, token, SLOT, T, STRIDE) + half * SLOT_HALF
+            read = tile(start.to(y.dtype), column, BLOCK, VECTOR)
+            parts = parts + (tl.load(read, mask=there[:, None] & inside, other=0.0),)
+        own = _own_sum(y, rows, factors, column, K, HIDDEN, BLOCK, ROWS, VECTOR, WIDE)
+        total = tl.zeros((ROWS, BLOCK), WIDE)
+        for rank in tl.static_range(R):
+            # Own rows have no slot: exactly one of the two is not zero, and the order of ranks is kept.
+            total += parts[rank].to(WIDE) + tl.where(rank == me, own, 0.0)
         target = tile(out + token.to(tl.int64) * HIDDEN, column, BLOCK, VECTOR)
         tl.store(target, total.to(y.dtype.element_ty), mask=live[:, None] & inside)

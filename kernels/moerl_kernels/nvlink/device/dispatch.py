@@ -24,8 +24,9 @@ def dispatch(
     SHIFT: tl.constexpr, ALIGNMENT: tl.constexpr, WORDS: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
     PARTS: tl.constexpr, FP8: tl.constexpr, VECTOR: tl.constexpr, TIMED: tl.constexpr, ITEMS: tl.constexpr,
     STRIDE: tl.constexpr, PER_SOURCE: tl.constexpr, NOTE_WORDS: tl.constexpr, POISON: tl.constexpr,
-    CREDIT: tl.constexpr, HELLO: tl.constexpr, NOTE: tl.constexpr, FLAG: tl.constexpr, CODE: tl.constexpr, WEIGHT: tl.constexpr,
-    SLOT: tl.constexpr, CODE_HALF: tl.constexpr, WEIGHT_HALF: tl.constexpr, SLOT_HALF: tl.constexpr,
+    CREDIT: tl.constexpr, HELLO: tl.constexpr, NOTE: tl.constexpr, FLAG: tl.constexpr, CODE: tl.constexpr,
+    WEIGHT: tl.constexpr, SLOT: tl.constexpr, CODE_HALF: tl.constexpr, WEIGHT_HALF: tl.constexpr,
+    SLOT_HALF: tl.constexpr,
 ):  # fmt: skip
     """x: [tokens, WORDS] int32 words, or floats [tokens, 4 * WORDS] with FP8. Names of sizes: layout.py.
 
@@ -150,30 +151,49 @@ def _push(
                 tl.store(far + place, weight, mask=inside)
     going = ranks_of(codes, token, live, K, L, SHIFT)
     STEPS: tl.constexpr = ((WORDS + BLOCK - 1) // BLOCK + PARTS - 1) // PARTS
+    raw = _own_rows(x, token, live, part * STEPS, WORDS, BLOCK, FP8, VECTOR)
     for step in range(STEPS):
         block = part * STEPS + step
-        word = block * BLOCK + tl.arange(0, BLOCK)
+        # The next step's rows are on their way while this one's are stored.
+        after = _own_rows(x, token, live & (step + 1 < STEPS), block + 1, WORDS, BLOCK, FP8, VECTOR)
         if FP8:
-            column = block * BLOCK * 4 + tl.arange(0, BLOCK * 4)
-            read = tile(x + token.to(tl.int64) * (WORDS * 4), column, BLOCK * 4, VECTOR)
-            wide = tl.load(read, mask=live[:, None] & (column < WORDS * 4)[None, :], other=0.0)
-            value, scale = quantise(wide, ROWS, BLOCK * 4)
-            group = block * (BLOCK * 4 // FP8_BLOCK) + tl.arange(0, BLOCK * 4 // FP8_BLOCK)
-        else:
-            read = tile(x + token.to(tl.int64) * WORDS, word, BLOCK, VECTOR)
-            value = tl.load(read, mask=live[:, None] & (word < WORDS)[None, :], other=0)
+            value, scale = quantise(raw, ROWS, BLOCK * 4)
         for i in tl.static_range(R - 1):
             peer = (me + 1 + i) % R
             need = ((going >> peer) & 1) != 0
             start = slot_row(table, peer, R - 2 - i, token, SLOT, T, STRIDE) + half * SLOT_HALF
             if FP8:
+                column = block * (BLOCK * 4) + tl.arange(0, BLOCK * 4)
                 bytes_ = tile(start.to(tl.pointer_type(tl.float8e4nv)), column, BLOCK * 4, VECTOR)
                 tl.store(bytes_, value, mask=need[:, None] & (column < WORDS * 4)[None, :])
+                group = block * (BLOCK * 4 // FP8_BLOCK) + tl.arange(0, BLOCK * 4 // FP8_BLOCK)
                 far = (start + WORDS * 4).to(tl.pointer_type(tl.float32))[:, None] + group[None, :]
                 tl.store(far, scale, mask=need[:, None] & (group < WORDS * 4 // FP8_BLOCK)[None, :])
             else:
+                word = block * BLOCK + tl.arange(0, BLOCK)
                 target = tile(start.to(tl.pointer_type(tl.int32)), word, BLOCK, VECTOR)
-                tl.store(target, value, mask=need[:, None] & (word < WORDS)[None, :])
+                tl.store(target, raw, mask=need[:, None] & (word < WORDS)[None, :])
+        raw = after
+
+
+@triton.jit
+def _own_rows(x, token, live, block, WORDS: tl.constexpr, BLOCK: tl.constexpr, FP8: tl.constexpr, VECTOR: tl.constexpr):
+    """One block of columns of x's rows, as words, or as floats to be quantised."""
+    if FP8:
+        column = block * (BLOCK * 4) + tl.arange(0, BLOCK * 4)
+        read = tile(x + token.to(tl.int64) * (WORDS * 4), column, BLOCK * 4, VECTOR)
+        return tl.load(read, mask=live[:, None] & (column < WORDS * 4)[None, :], other=0.0)
+    word = block * BLOCK + tl.arange(0, BLOCK)
+    read = tile(x + token.to(tl.int64) * WORDS, word, BLOCK, VECTOR)
+    return tl.load(read, mask=live[:, None] & (word < WORDS)[None, :], other=0)
+
+
+@triton.jit
+def _slot_rows(start, live, block, WORDS: tl.constexpr, BLOCK: tl.constexpr, VECTOR: tl.constexpr):
+    """One block of columns of a peer's rows, as words; start: [ROWS] addresses of the slots."""
+    word = block * BLOCK + tl.arange(0, BLOCK)
+    read = tile(start.to(tl.pointer_type(tl.int32)), word, BLOCK, VECTOR)
+    return tl.load(read, mask=live[:, None] & (word < WORDS)[None, :], other=0)
 
 
 @triton.jit
@@ -250,18 +270,16 @@ def _expand(
             R, K, KP, L, T, SHIFT, CODE, WEIGHT, CODE_HALF, WEIGHT_HALF,
         )  # fmt: skip
         tl.debug_barrier()  # other threads of this program read the places below
-    STEPS: tl.constexpr = ((WORDS + BLOCK - 1) // BLOCK + PARTS - 1) // PARTS
-    for step in range(STEPS):
-        block = part * STEPS + step
-        if source == me:
-            _expand_own(
-                x, rows, scales, places, token, live, block, scale_row, scale_block, K, WORDS, BLOCK, ROWS, FP8, VECTOR
-            )
-        elif R > 1:
-            start = slot_row(table, me, lane, token, SLOT, T, STRIDE) + half * SLOT_HALF
-            _expand_slot(
-                start, rows, scales, places, token, live, block, scale_row, scale_block, K, WORDS, BLOCK, FP8, VECTOR
-            )
+    to = ()  # read once per item and kept in registers, so that a step's stores wait for its rows alone
+    for k in tl.static_range(K):
+        to = to + (tl.load(places + token * K + k, mask=live, other=-1),)
+    if source == me:
+        _expand_own(
+            x, rows, scales, to, token, live, part, scale_row, scale_block, K, WORDS, BLOCK, ROWS, PARTS, FP8, VECTOR
+        )
+    elif R > 1:
+        start = slot_row(table, me, lane, token, SLOT, T, STRIDE) + half * SLOT_HALF
+        _expand_slot(start, rows, scales, to, live, part, scale_row, scale_block, K, WORDS, BLOCK, PARTS, FP8, VECTOR)
 
 
 @triton.jit
@@ -298,62 +316,61 @@ def _place(
 
 @triton.jit
 def _expand_own(
-    x, rows, scales, places, token, live, block, scale_row, scale_block, K: tl.constexpr, WORDS: tl.constexpr,
-    BLOCK: tl.constexpr, ROWS: tl.constexpr, FP8: tl.constexpr, VECTOR: tl.constexpr,
+    x, rows, scales, to, token, live, part, scale_row, scale_block, K: tl.constexpr, WORDS: tl.constexpr,
+    BLOCK: tl.constexpr, ROWS: tl.constexpr, PARTS: tl.constexpr, FP8: tl.constexpr, VECTOR: tl.constexpr,
 ):  # fmt: skip
-    """One step of rows that this rank keeps."""
-    if FP8:
-        column = block * (BLOCK * 4) + tl.arange(0, BLOCK * 4)
-        inside = (column < WORDS * 4)[None, :]
-        read = tile(x + token.to(tl.int64) * (WORDS * 4), column, BLOCK * 4, VECTOR)
-        value, scale = quantise(tl.load(read, mask=live[:, None] & inside, other=0.0), ROWS, BLOCK * 4)
-        _scatter(
-            value, rows.to(tl.pointer_type(tl.float8e4nv)), places, token, live, column, K, WORDS * 4, BLOCK * 4, VECTOR
-        )
-        _scatter_scales(scale, scales, places, token, live, block, scale_row, scale_block, K, WORDS, BLOCK)
-    else:
-        word = block * BLOCK + tl.arange(0, BLOCK)
-        read = tile(x + token.to(tl.int64) * WORDS, word, BLOCK, VECTOR)
-        value = tl.load(read, mask=live[:, None] & (word < WORDS)[None, :], other=0)
-        _scatter(value, rows, places, token, live, word, K, WORDS, BLOCK, VECTOR)
+    """Rows that this rank keeps; to: K times [ROWS] places."""
+    STEPS: tl.constexpr = ((WORDS + BLOCK - 1) // BLOCK + PARTS - 1) // PARTS
+    raw = _own_rows(x, token, live, part * STEPS, WORDS, BLOCK, FP8, VECTOR)
+    for step in range(STEPS):
+        block = part * STEPS + step
+        after = _own_rows(x, token, live & (step + 1 < STEPS), block + 1, WORDS, BLOCK, FP8, VECTOR)
+        if FP8:
+            value, scale = quantise(raw, ROWS, BLOCK * 4)
+            column = block * (BLOCK * 4) + tl.arange(0, BLOCK * 4)
+            bytes_ = rows.to(tl.pointer_type(tl.float8e4nv))
+            _scatter(value, bytes_, to, column, K, WORDS * 4, BLOCK * 4, VECTOR)
+            group = block * (BLOCK * 4 // FP8_BLOCK) + tl.arange(0, BLOCK * 4 // FP8_BLOCK)
+            _scatter_scales(scale, scales, to, group, group < WORDS * 4 // FP8_BLOCK, scale_row, scale_block, K)
+        else:
+            _scatter(raw, rows, to, block * BLOCK + tl.arange(0, BLOCK), K, WORDS, BLOCK, VECTOR)
+        raw = after
 
 
 @triton.jit
 def _expand_slot(
-    start, rows, scales, places, token, live, block, scale_row, scale_block, K: tl.constexpr, WORDS: tl.constexpr,
-    BLOCK: tl.constexpr, FP8: tl.constexpr, VECTOR: tl.constexpr,
+    start, rows, scales, to, live, part, scale_row, scale_block, K: tl.constexpr, WORDS: tl.constexpr,
+    BLOCK: tl.constexpr, PARTS: tl.constexpr, FP8: tl.constexpr, VECTOR: tl.constexpr,
 ):  # fmt: skip
-    """One step of rows that a peer has put into its slots; start: [ROWS] addresses of the slots."""
-    word = block * BLOCK + tl.arange(0, BLOCK)
-    read = tile(start.to(tl.pointer_type(tl.int32)), word, BLOCK, VECTOR)
-    value = tl.load(read, mask=live[:, None] & (word < WORDS)[None, :], other=0)
-    _scatter(value, rows, places, token, live, word, K, WORDS, BLOCK, VECTOR)
+    """Rows that a peer has put into its slots; start: [ROWS] addresses of the slots."""
+    STEPS: tl.constexpr = ((WORDS + BLOCK - 1) // BLOCK + PARTS - 1) // PARTS
+    raw = _slot_rows(start, live, part * STEPS, WORDS, BLOCK, VECTOR)
     if FP8:
-        group = block * (BLOCK * 4 // FP8_BLOCK) + tl.arange(0, BLOCK * 4 // FP8_BLOCK)
+        GROUPS: tl.constexpr = STEPS * (BLOCK * 4 // FP8_BLOCK)
+        one = tl.arange(0, triton.next_power_of_2(GROUPS))
+        group = part * GROUPS + one
+        inside = (one < GROUPS) & (group < WORDS * 4 // FP8_BLOCK)
         far = (start + WORDS * 4).to(tl.pointer_type(tl.float32))[:, None] + group[None, :]
-        scale = tl.load(far, mask=live[:, None] & (group < WORDS * 4 // FP8_BLOCK)[None, :], other=0.0)
-        _scatter_scales(scale, scales, places, token, live, block, scale_row, scale_block, K, WORDS, BLOCK)
+        scale = tl.load(far, mask=live[:, None] & inside[None, :], other=0.0)
+        _scatter_scales(scale, scales, to, group, inside, scale_row, scale_block, K)
+    for step in range(STEPS):
+        block = part * STEPS + step
+        after = _slot_rows(start, live & (step + 1 < STEPS), block + 1, WORDS, BLOCK, VECTOR)
+        _scatter(raw, rows, to, block * BLOCK + tl.arange(0, BLOCK), K, WORDS, BLOCK, VECTOR)
+        raw = after
 
 
 @triton.jit
-def _scatter(
-    value, rows, places, token, live, word, K: tl.constexpr, WORDS: tl.constexpr, BLOCK: tl.constexpr,
-    VECTOR: tl.constexpr,
-):  # fmt: skip
-    """[ROWS, BLOCK] elements to each of the rows' places; WORDS is a row's length in elements."""
+def _scatter(value, rows, to, column, K: tl.constexpr, LENGTH: tl.constexpr, WIDTH: tl.constexpr, VECTOR: tl.constexpr):
+    """[ROWS, WIDTH] elements to each of the rows' places; LENGTH: elements of a row."""
     for k in tl.static_range(K):
-        row = tl.load(places + token * K + k, mask=live, other=-1)
-        target = tile(rows + row.to(tl.int64) * WORDS, word, BLOCK, VECTOR)
-        tl.store(target, value, mask=(row >= 0)[:, None] & (word < WORDS)[None, :])
+        target = tile(rows + to[k].to(tl.int64) * LENGTH, column, WIDTH, VECTOR)
+        tl.store(target, value, mask=(to[k] >= 0)[:, None] & (column < LENGTH)[None, :])
 
 
 @triton.jit
-def _scatter_scales(
-    scale, scales, places, token, live, block, scale_row, scale_block, K: tl.constexpr, WORDS: tl.constexpr,
-    BLOCK: tl.constexpr,
-):  # fmt: skip
-    group = block * (BLOCK * 4 // FP8_BLOCK) + tl.arange(0, BLOCK * 4 // FP8_BLOCK)
+def _scatter_scales(scale, scales, to, group, inside, scale_row, scale_block, K: tl.constexpr):
+    """[ROWS, GROUPS] scales to each of the rows' places, in either layout."""
     for k in tl.static_range(K):
-        row = tl.load(places + token * K + k, mask=live, other=-1)
-        target = scales + row.to(tl.int64)[:, None] * scale_row + group.to(tl.int64)[None, :] * scale_block
-        tl.store(target, scale, mask=(row >= 0)[:, None] & (group < WORDS * 4 // FP8_BLOCK)[None, :])
+        target = scales + (to[k] * scale_row)[:, None] + (group * scale_block)[None, :]
+        tl.store(target, scale, mask=(to[k] >= 0)[:, None] & inside[None, :])

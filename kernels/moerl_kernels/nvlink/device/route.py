@@ -57,9 +57,14 @@ def _count_all(
         known = (expert >= 0) & (expert < E)
         total = tl.histogram(tl.where(known, expert, 0), EP, mask=known)
     else:
+        # Several blocks a step: one after the other, each load would wait for the one before.
+        STEP: tl.constexpr = 16 if BLOCKS > 16 else BLOCKS
+        found = tl.cdiv(slots, BLOCK)
         total = tl.zeros((EP,), tl.int32)
-        for block in range(tl.cdiv(slots, BLOCK)):
-            total += tl.load(histogram + block * E + bins, mask=bins < E, other=0)
+        for first in range(0, found, STEP):
+            block = first + tl.arange(0, STEP)
+            inside = (block < found)[:, None] & (bins < E)[None, :]
+            total += tl.sum(tl.load(histogram + block[:, None] * E + bins[None, :], mask=inside, other=0), axis=0)
     tl.store(counts + bins, total, mask=bins < E)
 
 
