@@ -10,13 +10,15 @@ import torch
 from moerl_kernels.backend import EpBackend
 from moerl_kernels.backends.allgather import NcclAllGather
 from moerl_kernels.backends.alltoall import NcclAllToAll
+from moerl_kernels.backends.deepep import DeepEP
 from moerl_kernels.backends.reference import Reference
 from moerl_kernels.config import EpConfig
 from moerl_kernels.errors import EpConfigError, EpUnavailable
 from moerl_kernels.group import EpGroup, agree
 from moerl_kernels.nvlink import NVLink
 
-BACKENDS: dict[str, type[EpBackend]] = {cls.name: cls for cls in (Reference, NcclAllToAll, NcclAllGather, NVLink)}
+_ALL: tuple[type[EpBackend], ...] = (Reference, NcclAllToAll, NcclAllGather, NVLink, DeepEP)
+BACKENDS: dict[str, type[EpBackend]] = {cls.name: cls for cls in _ALL}
 
 
 def create(name: str, config: EpConfig, group: EpGroup | None = None) -> EpBackend:
