@@ -13,6 +13,7 @@ import json
 import os
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import asdict
 from datetime import timedelta
 from pathlib import Path
@@ -25,6 +26,8 @@ POLL_SECONDS = 0.02
 _MAGIC, _LAYOUT = 0xCAFEBEEF, 22907  # of ncclCommProperties in NCCL 2.29.7's nccl_device/core.h; later ones read it
 
 Obj = dict[str, Any]
+# Moves everything once; says whether what came last is right.
+Mover = tuple[Callable[[], None], Callable[[], bool]]
 
 
 class _Properties(ctypes.Structure):
@@ -68,31 +71,26 @@ def main(job: Obj) -> None:
     seen: list[Obj] = [{} for _ in range(job["ranks"])]
     uuid = str(torch.cuda.get_device_properties(device).uuid) if on_gpu else ""
     dist.all_gather_object(seen, {"node": job["node"], "device": uuid})
-    length = job["bytes_per_peer"] // 8
-    send = torch.arange(job["ranks"] * length, device=device).view(job["ranks"], length) + (job["rank"] << 40)
-    got = torch.empty_like(send)
+    move, correct = (_deep_ep if job["mover"] == "deep_ep" else _collective)(job, device)
     _write(folder / f"seen.{local}", {"members": seen})
 
     def settle() -> None:
         if on_gpu:
             torch.cuda.synchronize()
 
-    _exchange(dist, got, send)  # connects every pair, and is not counted
+    move()  # connects every pair, and compiles what is compiled at first use; not counted
     settle()
     _write(folder / f"ready.{local}", {})
     while not (folder / "go").exists():
         time.sleep(POLL_SECONDS)
-    got.zero_()
     for _ in range(job["rounds"]):
-        _exchange(dist, got, send)
+        move()
     settle()
-    ranks = torch.arange(job["ranks"], device=device).view(-1, 1)
-    wanted = torch.arange(length, device=device) + job["rank"] * length + (ranks << 40)
     mapped = libraries.mapped()
     _write(
         folder / f"result.{local}",
         {
-            "correct": bool((got == wanted).all()),
+            "correct": correct(),
             "libraries": [asdict(library) for library in mapped],
             "properties": _nccl_properties(dist, device, mapped) if on_gpu else {},
         },
@@ -100,8 +98,55 @@ def main(job: Obj) -> None:
     dist.destroy_process_group()
 
 
-def _exchange(dist: Any, got: Any, send: Any) -> None:
-    dist.all_to_all_single(got.view(-1), send.view(-1))
+def _collective(job: Obj, device: Any) -> Mover:
+    """All to all: every word tells who sent it, to whom and at which place."""
+    import torch
+    import torch.distributed as dist
+
+    ranks, rank, length = int(job["ranks"]), int(job["rank"]), int(job["bytes_per_peer"]) // 8
+    send = torch.arange(ranks * length, device=device).view(ranks, length) + (rank << 40)
+    got = torch.empty_like(send)
+
+    def move() -> None:
+        got.zero_()
+        dist.all_to_all_single(got.view(-1), send.view(-1))
+
+    def correct() -> bool:
+        senders = torch.arange(ranks, device=device).view(-1, 1) << 40
+        return bool((got == torch.arange(length, device=device) + rank * length + senders).all())
+
+    return move, correct
+
+
+def _deep_ep(job: Obj, device: Any) -> Mover:
+    """Dispatch and combine of DeepEP, each token to one expert of the next rank in turn; experts change nothing."""
+    import torch
+
+    from moerl_kernels.backends.deepep import DeepEP
+    from moerl_kernels.config import EpConfig
+    from moerl_kernels.group import EpGroup
+
+    ranks, rank, tokens, hidden = int(job["ranks"]), int(job["rank"]), int(job["tokens"]), int(job["hidden"])
+    config = EpConfig(
+        num_experts=ranks, top_k=1, hidden=hidden, max_tokens_per_rank=tokens, dtype=torch.bfloat16, layout="compact"
+    )
+    backend = DeepEP(config, EpGroup.of(device=device))
+    index = torch.arange(tokens, device=device)
+    # Whole numbers that bf16 holds; columns differ too, so that a shifted row is seen.
+    x = ((index.view(-1, 1) + 7 * rank) % 128 + torch.arange(hidden, device=device) % 2 * 128).to(torch.bfloat16)
+    expert = ((index + rank) % ranks).view(-1, 1)
+    out = [torch.zeros_like(x)]
+
+    def move() -> None:
+        got = backend.dispatch(x, expert)
+        out[0] = backend.combine(got.rows, got.handle)
+
+    def correct() -> bool:
+        same = torch.equal(out[0], x)
+        backend.close()
+        return same
+
+    return move, correct
 
 
 def _nccl_properties(dist: Any, device: Any, mapped: tuple[Library, ...]) -> Obj:

@@ -15,16 +15,19 @@ from pathlib import Path
 from typing import Any, Literal
 
 from moerl_kernels.proof import counters, libraries, nccl_log
-from moerl_kernels.proof.evidence import Evidence, Exchange, Library, LogFacts, NcclProperties
+from moerl_kernels.proof.evidence import Evidence, Exchange, ExchangeKind, Library, LogFacts, NcclProperties
 from moerl_kernels.proof.exchange import Place
 
 BYTES_PER_PEER = 16 << 20
 ROUNDS = 4
+# Of a dispatch by DeepEP: bf16 rows, which its combine sends back.
+TOKENS, HIDDEN = 2048, 4096
 _POLL_SECONDS = 0.05
 _TAIL = 300
 
 Obj = dict[str, Any]
 Backend = Literal["nccl", "gloo"]
+Mover = Literal["collective", "deep_ep"]
 
 
 def count(environment: Mapping[str, str], root: Path = Path("/")) -> int:
@@ -37,18 +40,25 @@ def count(environment: Mapping[str, str], root: Path = Path("/")) -> int:
 
 
 def exchange(
-    place: Place, gpus: int, *, deadline: float, environment: Mapping[str, str], backend: Backend = "nccl"
+    place: Place,
+    gpus: int,
+    *,
+    deadline: float,
+    environment: Mapping[str, str],
+    backend: Backend = "nccl",
+    mover: Mover = "collective",
 ) -> Evidence:
     """All-to-all between the GPUs of the gang's pods, with counters around it; by gloo between CPU processes.
 
+    mover: a collective of the backend, or dispatch and combine of DeepEP over its process group.
     Every pod has `gpus` of them (gloo: processes). Nothing is raised: an exchange that fails or is too slow is one that
     did not complete.
     """
     with tempfile.TemporaryDirectory(prefix="moerl-preflight-") as name:
         folder = Path(name)
-        children = [_start(place, gpus, local, folder, deadline, environment, backend) for local in range(gpus)]
+        children = [_start(place, gpus, local, folder, deadline, environment, backend, mover) for local in range(gpus)]
         try:
-            return _watch(place, gpus, folder, children, deadline, environment, backend)
+            return _watch(place, gpus, folder, children, deadline, environment, backend, mover)
         finally:
             for child in children:
                 if child.poll() is None:
@@ -64,10 +74,14 @@ def _start(
     deadline: float,
     environment: Mapping[str, str],
     backend: Backend,
+    mover: Mover,
 ) -> subprocess.Popen[bytes]:
     job = {
         "folder": str(folder),
         "backend": backend,
+        "mover": mover,
+        "tokens": TOKENS // (place.size * gpus) * place.size * gpus,  # as many to each rank
+        "hidden": HIDDEN,
         "local": local,
         "rank": place.rank * gpus + local,
         "ranks": place.size * gpus,
@@ -102,11 +116,16 @@ def _watch(
     deadline: float,
     environment: Mapping[str, str],
     backend: Backend,
+    mover: Mover,
 ) -> Evidence:
     ranks = place.size * gpus
+    kind: ExchangeKind = "deep_ep" if mover == "deep_ep" else backend
+    per_peer = (
+        2 * (TOKENS // ranks) * HIDDEN * 2 if mover == "deep_ep" else BYTES_PER_PEER
+    )  # there and back, 2 bytes each
     problem = _wait(folder, "ready", gpus, children, deadline)
     if problem:
-        return Evidence(Exchange(backend, ranks, completed=False, error=problem), log=_log(folder))
+        return Evidence(Exchange(kind, ranks, completed=False, error=problem), log=_log(folder))
     before = counters.read(nvlink_text=counters.nvlink_output())
     began = time.monotonic()
     (folder / "go").touch()
@@ -115,7 +134,7 @@ def _watch(
     after = counters.read(nvlink_text=counters.nvlink_output())
     members: list[Obj] = json.loads((folder / "seen.0").read_text())["members"]
     here = sum(member["node"] == place.node for member in members)
-    payload = BYTES_PER_PEER * ROUNDS * gpus
+    payload = per_peer * ROUNDS * gpus
     results: list[Obj] = [] if problem else [json.loads((folder / f"result.{i}").read_text()) for i in range(gpus)]
     if not problem and not all(result["correct"] for result in results):
         problem = "a rank received other bytes than were sent"
@@ -124,7 +143,7 @@ def _watch(
     plugin = libraries.plugin(Path("/"), found, environment)
     return Evidence(
         exchange=Exchange(
-            backend,
+            kind,
             ranks,
             hosts=len({member["node"] for member in members}),
             devices=len({member["device"] for member in members} - {""}),

@@ -1,12 +1,13 @@
 """Before a role starts: exchange, count, judge, and say so within a bounded time.
 
-With GPUs the exchange is NCCL's, one process for each. Without, it is plain sockets between the gang's pods, which
-prove the pods' network as gloo would and import no torch; gloo itself on request. A gang of one pod without GPUs has
-nobody to talk to.
+With GPUs the exchange is NCCL's, or DeepEP's if EFA is asked for and it is installed; one process a GPU. Without, it is
+plain sockets between the gang's pods, which prove the pods' network as gloo would and import no torch; gloo itself on
+request. A gang of one pod without GPUs has nobody to talk to.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import threading
 import time
@@ -51,8 +52,11 @@ def run(wish: Wish, environment: Mapping[str, str], *, file: str = "") -> Report
     place = Place.of(environment)
     gpus = devices.count(environment)
     if gpus and (place.size > 1 or gpus > 1):
-        evidence = devices.exchange(place, gpus, deadline=deadline, environment=environment)
+        mover = _mover(wish, place)
+        evidence = devices.exchange(place, gpus, deadline=deadline, environment=environment, mover=mover)
         proved = f"all to all over NCCL between {evidence.exchange.ranks} GPUs; DeepEP's own kernels were not run"
+        if mover == "deep_ep":
+            proved = f"dispatch and combine of DeepEP between {evidence.exchange.ranks} GPUs"
     elif place.size > 1 and wish.gloo:
         evidence = devices.exchange(place, 1, deadline=deadline, environment=environment, backend="gloo")
         proved = f"all to all by torch.distributed over gloo between {place.size} pods"
@@ -66,6 +70,12 @@ def run(wish: Wish, environment: Mapping[str, str], *, file: str = "") -> Report
         plugin = libraries.plugin(Path("/"), evidence.libraries, environment)
         evidence = replace(evidence, plugin=plugin, plugin_symbols=libraries.plugin_symbols(Path("/"), plugin))
     return judged(wish, environment, place, evidence, proved, seconds=time.monotonic() - began, file=file)
+
+
+def _mover(wish: Wish, place: Place) -> devices.Mover:
+    """DeepEP where EFA is asked for and it is installed: nothing else here uses EFA as DeepEP does."""
+    wanted = place.size > 1 and wish.transport in ("EFAGDA", "EFAProxy")
+    return "deep_ep" if wanted and importlib.util.find_spec("deep_ep") is not None else "collective"
 
 
 def judged(

@@ -216,3 +216,31 @@ def test_device_files_are_counted(tmp_path: Path) -> None:
     assert devices.count({}, tmp_path) == 3
     assert devices.count({"CUDA_VISIBLE_DEVICES": "1"}, tmp_path) == 1
     assert devices.count({"CUDA_VISIBLE_DEVICES": ""}, tmp_path) == 0
+
+
+@pytest.mark.torch
+def test_deep_ep_moves_what_is_counted(tmp_path: Path) -> None:
+    """Two processes over gloo, in deep_ep's place the stand-in: the bytes that the verdict expects are those sent."""
+    tests = Path(__file__).parents[2]
+    (tmp_path / "deep_ep.py").write_text("from support.deep_ep_stand_in import *  # noqa: F403\n")
+    environment = {**os.environ, "PYTHONPATH": f"{tmp_path}:{tests}"}
+    place = Place.of({"MASTER_PORT": str(free_ports())})
+    evidence = devices.exchange(
+        place, 2, deadline=time.monotonic() + 90, environment=environment, backend="gloo", mover="deep_ep"
+    )
+    assert evidence.exchange.completed, evidence.exchange.error
+    assert evidence.exchange.kind == "deep_ep"
+    # 1024 of 2048 rows of 8 KiB there and back, 4 times, from each of two ranks.
+    assert evidence.exchange.sent_within_host == 2 * 4 * 2 * 1024 * 8192
+    loopback = evidence.traffic.loopback or 0
+    assert evidence.exchange.sent_within_host <= loopback < 1.5 * evidence.exchange.sent_within_host
+    assert verdict(evidence).transport == "TCP"
+
+
+def test_deep_ep_only_where_efa_is_asked_for_between_pods(monkeypatch: pytest.MonkeyPatch) -> None:
+    gang, alone = Place(0, 2, "", 0, "", ""), Place(0, 1, "", 0, "", "")
+    assert preflight._mover(Wish("EFAGDA"), gang) == "collective", "deep_ep is not installed here"
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: object())
+    assert preflight._mover(Wish("EFAGDA"), gang) == "deep_ep"
+    assert preflight._mover(Wish("EFAGDA"), alone) == "collective"
+    assert preflight._mover(Wish("NVLink"), gang) == "collective"
