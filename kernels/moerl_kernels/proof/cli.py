@@ -27,8 +27,8 @@ def main() -> None:
 @click.option("--transport", type=click.Choice(TRANSPORTS), envvar="MOERL_TRANSPORT", default="Auto",
               show_default=True, help="What the job asked for  [MOERL_TRANSPORT]")  # fmt: skip
 @click.option("--on-mismatch", type=click.Choice(["Fail", "Warn"]), envvar="MOERL_ON_MISMATCH", default="Fail",
-              show_default=True, help="Fail: exit 3 for another transport, 4 for Unknown. Warn: exit 0 and say so."
-              "  [MOERL_ON_MISMATCH]")  # fmt: skip
+              show_default=True, help="Fail: exit 3 for another transport, 4 for Unknown. Warn, or Auto: exit 0 and "
+              "say so.  [MOERL_ON_MISMATCH]")  # fmt: skip
 @click.option("--deadline", type=click.FloatRange(min=1.0), envvar="MOERL_PREFLIGHT_SECONDS", default=600.0,
               show_default=True, help="Seconds for everything, the wait for the gang's other pods included. After "
               "that the verdict is Unknown.  [MOERL_PREFLIGHT_SECONDS]")  # fmt: skip

@@ -162,7 +162,10 @@ def bounded(seconds: float, late: Callable[[], int]) -> threading.Timer:
 
 
 def exit_code(report: Report) -> int:
-    """0, unless the job is strict (onMismatch Fail) and the transport is another one or is not known."""
-    if report.on_mismatch != "Fail":
+    """0, unless the job asked for a transport by name, strictly (onMismatch Fail), and got another or an unknown one.
+
+    Auto asks for none, so an Unknown stops nothing there; what it means on nodes with EFA is the operator's to judge.
+    """
+    if report.on_mismatch != "Fail" or report.requested == "Auto":
         return EXIT_OK
     return {"Mismatch": EXIT_MISMATCH, "Unknown": EXIT_UNKNOWN}.get(report.outcome, EXIT_OK)

@@ -12,11 +12,12 @@ from typing import Any, Literal
 
 from moerl_operator.api import names
 from moerl_operator.core import conditions as cond
-from moerl_operator.core import display, preflight
+from moerl_operator.core import display, groups, preflight
 from moerl_operator.core.conditions import Conditions
 from moerl_operator.core.progress import Report
 from moerl_operator.core.topology import Placement, Topology
-from moerl_operator.core.view import View, labels_of
+from moerl_operator.core.view import Part, View, labels_of
+from moerl_operator.manifests.transport import resolve, uses_efa
 
 Obj = dict[str, Any]
 Outcome = Literal["Mismatch", "Unknown", "Match", "NothingToProve"]
@@ -24,25 +25,28 @@ Outcome = Literal["Mismatch", "Unknown", "Match", "NothingToProve"]
 # The roles that hold tensors; the nodes of the others carry nothing of what is proven.
 ROLES = (names.TRAINER, names.ROLLOUT)
 _MAX_EVIDENCE = 1024
+_ANY_EFA = "EFA"
 
 
 @dataclass(frozen=True, slots=True)
 class Proof:
-    """One measurement. `source`: who made it; `whole`: no other pod of its gang is still at it."""
+    """One measurement by `source`. `wish`: what its gang was to use; `whole`: no pod of the gang is still at it."""
 
     source: str
     effective: str
     pods: int
     words: str
+    wish: str
     whole: bool = True
 
-    def outcome(self, requested: str) -> Outcome:
-        """Against a request, which constrains what goes between pods; within one pod only NVLink can be asked for."""
+    @property
+    def outcome(self) -> Outcome:
+        """Against the wish, which constrains what goes between pods; within one pod only NVLink can be asked for."""
         if self.effective == preflight.UNKNOWN:
             return "Unknown"
-        if requested in ("Auto", self.effective):
+        if self.wish in ("Auto", self.effective) or (self.wish == _ANY_EFA and uses_efa(self.effective)):
             return "Match"
-        if self.effective == "Local" or (self.pods == 1 and requested != "NVLink"):
+        if self.effective == "Local" or (self.pods == 1 and self.wish != "NVLink"):
             return "NothingToProve"
         return "Mismatch"
 
@@ -53,16 +57,16 @@ def judge(view: View, conditions: Conditions, report: Report, topo: Topology) ->
     found, running = _proofs(view, report)
     by: dict[Outcome, list[Proof]] = {}
     for proof in found:
-        outcome = proof.outcome(requested)
-        if proof.whole or outcome in ("Mismatch", "Unknown"):
-            by.setdefault(outcome, []).append(proof)
+        if proof.whole or proof.outcome in ("Mismatch", "Unknown"):
+            by.setdefault(proof.outcome, []).append(proof)
     told = next((by[kind][0] for kind in ("Mismatch", "Unknown", "Match", "NothingToProve") if kind in by), None)
     fake = on_fake_nodes(view, topo)
     out: Obj = {"requested": requested, "effective": told.effective if told else preflight.UNKNOWN}
     if told is not None:
         out["evidence"] = f"{told.source}: {told.words}"[:_MAX_EVIDENCE]
     if told is not None and "Mismatch" in by:
-        text = f"{requested} was asked for; {told.source}: {told.words}"
+        asked = "Auto means EFA on nodes that have it" if requested == "Auto" else f"{requested} was asked for"
+        text = f"{asked}; {told.source}: {told.words}"
         conditions.set(cond.TRANSPORT_VERIFIED, False, "TransportMismatch", text)
     elif told is not None and "Unknown" in by:
         conditions.set(cond.TRANSPORT_VERIFIED, None, "TransportUnknown", f"{told.source}: {told.words}")
@@ -73,7 +77,8 @@ def judge(view: View, conditions: Conditions, report: Report, topo: Topology) ->
         text = f"{told.effective} was measured" + ("" if requested == "Auto" else ", as was asked for")
         conditions.set(cond.TRANSPORT_VERIFIED, True, "TransportMatches", text)
     elif told is not None:
-        text = f"no gang spans pods: nothing has gone over {requested}, {told.effective} was measured"
+        over = "a network" if requested == "Auto" else requested
+        text = f"no gang spans pods: nothing has gone over {over}, {told.effective} was measured"
         conditions.set(cond.TRANSPORT_VERIFIED, None, "NothingToProve", text)
     elif running:
         conditions.set(cond.TRANSPORT_VERIFIED, None, "PreflightRunning", "the preflight has not ended yet")
@@ -101,18 +106,27 @@ def _proofs(view: View, report: Report) -> tuple[list[Proof], bool]:
     if report.transport is not None:
         trainer = next(part for part in view.parts if part.role == names.TRAINER)
         words = report.transport_evidence or f"{report.transport} was measured"
-        out.append(Proof("the trainer's report", report.transport, trainer.count, words))
+        out.append(Proof("the trainer's report", report.transport, trainer.count, words, _wish(view, trainer)))
     for role in ROLES:
         for gang in _latest(view.pods_of_role(role)):
             seen = [(p, *preflight.of_pod(p.get("status") or {}, names.CONTAINER_PREFLIGHT)) for p in gang]
+            part = view.part(labels_of(gang[0]).get(names.LABEL_POOL) or role)
+            wish = _wish(view, part) if part else view.spec.communication.expert_parallel.transport
             busy = any(state == "Running" for _, state, _ in seen)
             running = running or busy
             out += [
-                Proof(f"pod {pod['metadata']['name']}", said.effective, said.pods, said.words, whole=not busy)
+                Proof(f"pod {pod['metadata']['name']}", said.effective, said.pods, said.words, wish, whole=not busy)
                 for pod, _, said in seen
                 if said is not None
             ]
     return out, running
+
+
+def _wish(view: View, part: Part) -> str:
+    """The request, where Auto stands for EFA on nodes that have it: a fallback from there is never silent."""
+    requested = view.spec.communication.expert_parallel.transport
+    resolved = resolve(requested, view.facts(part), groups.gang_size(part))
+    return _ANY_EFA if requested == "Auto" and uses_efa(resolved) else requested
 
 
 def _latest(pods: Iterable[Obj]) -> list[list[Obj]]:

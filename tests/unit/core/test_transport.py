@@ -107,6 +107,22 @@ def gpu_roles() -> Obj:
     return {"trainer": spec["trainer"], "rollout": spec["rollout"]}
 
 
+@pytest.mark.parametrize(
+    ("effective", "expected"),
+    [
+        ("EFAProxy", ("True", "TransportMatches")),
+        ("EFAGDA", ("True", "TransportMatches")),
+        ("TCP", ("False", "TransportMismatch")),
+    ],
+)
+def test_auto_means_efa_on_nodes_that_have_it(effective: str, expected: tuple[str, str]) -> None:
+    made = world("Auto", **gpu_roles())
+    tell(made, "trainer", said(effective))
+    assert verified(made) == expected
+    if effective == "TCP":
+        assert "Auto means EFA on nodes that have it; pod demo-trainer" in made.condition("Failed")["message"]
+
+
 def test_the_mismatch_is_the_cause_and_not_the_pod_that_it_let_fail() -> None:
     """Without a restart left, the failed preflight would end the job too: with a reason that says nothing."""
     spec = gpu_roles()

@@ -85,10 +85,16 @@ def test_a_single_rank_says_local(tmp_path: Path) -> None:
     assert "nothing was exchanged" in said["proved"]
 
 
-@pytest.mark.parametrize(("on_mismatch", "code"), [("Fail", 4), ("Warn", 0)])
-def test_pods_that_do_not_come_make_it_unknown_in_time(tmp_path: Path, on_mismatch: str, code: int) -> None:
+@pytest.mark.parametrize(
+    ("requested", "on_mismatch", "code"), [("TCP", "Fail", 4), ("TCP", "Warn", 0), ("Auto", "Fail", 0)]
+)
+def test_pods_that_do_not_come_make_it_unknown_in_time(
+    tmp_path: Path, requested: str, on_mismatch: str, code: int
+) -> None:
     began = time.monotonic()
-    process = start(tmp_path, 0, 2, free_ports(), "--deadline=3", MOERL_ON_MISMATCH=on_mismatch)
+    process = start(
+        tmp_path, 0, 2, free_ports(), "--deadline=3", MOERL_ON_MISMATCH=on_mismatch, MOERL_TRANSPORT=requested
+    )
     found, said = ended(process)
     assert (found, said["transport"], said["outcome"]) == (code, "Unknown", "Unknown")
     assert "ranks [1] did not join in time" in said["reasons"][0]
