@@ -22,14 +22,14 @@ class Step(NamedTuple):
 STEPS = (
     Step("packages", "Debian packages: containerd, runc, CNI plugins, debootstrap", "1 min", "0 s"),
     Step("python", "Python packages into .venv (torch is most of it), while Go compiles", "2 min", "0 s"),
-    Step("programs", "Kubernetes, etcd, kwok, helm and CoreDNS, built from Go modules", "6 min", "0 s"),
+    Step("programs", "Kubernetes, etcd, kwok, helm and CoreDNS, built from Go modules", "9 min", "0 s"),
     Step("prepare", "Base image by debootstrap and a warm-start model, while Go compiles", "1 min", "0 s"),
-    Step("cluster", "Start the cluster: control plane, one real node, AWS emulator", "20 s", "20 s"),
-    Step("image", "Load the base image into containerd", "10 s", "5 s"),
-    Step("operator", "helm install: custom resources, operator pod", "20 s", "20 s"),
-    Step("upload", "Upload the warm-start model to the emulator's S3", "2 s", "2 s"),
-    Step("job", "kubectl apply: node groups, five roles in pods, training until Complete", "3 min", "2 min"),
-    Step("evaluate", "Download the final policy, load it, ask prompts it never trained on", "30 s", "30 s"),
+    Step("cluster", "Start the cluster: control plane, one real node, AWS emulator", "10 s", "6 s"),
+    Step("image", "Load the base image into containerd", "5 s", "3 s"),
+    Step("operator", "helm install: custom resources, operator pod", "5 s", "5 s"),
+    Step("upload", "Upload the warm-start model to the emulator's S3", "1 s", "1 s"),
+    Step("job", "kubectl apply: node groups, five roles in pods, training until Complete", "2 min", "2 min"),
+    Step("evaluate", "Download the final policy, load it, ask prompts it never trained on", "10 s", "5 s"),
     Step("report", "Write demo-report/index.html", "1 s", "1 s"),
 )
 TITLES = {step.key: step.title for step in STEPS}
@@ -42,7 +42,7 @@ def text() -> str:
     lines += [f"  {n:>2} {step.title:<72}{step.cold:>10}{step.warm:>8}" for n, step in enumerate(STEPS, 1)]
     lines += [
         "",
-        "At most 20 minutes the first time on two cores, 4 afterwards.",
+        "Measured on two cores: 11 minutes the first time, 2 afterwards; a busy or slower machine takes up to twice that.",
         "`moerl cluster down` ends what runs; with --purge it deletes the cluster's data too.",
         "",
     ]
