@@ -70,7 +70,7 @@ def cluster() -> None:
 @click.option("--engine", type=click.Choice(["local", "kind"]), default="local", show_default=True)
 @_speaking
 def up(name: str, no_node: bool, no_aws: bool, time_scale: float, engine: str) -> None:
-    """Start the cluster, or whatever of it does not run. Builds its programs at first use (6 minutes on two cores)."""
+    """Start the cluster, or whatever of it does not run. Builds its programs at first use (9 minutes on two cores)."""
     if engine == "kind":
         click.echo("--engine kind is untested; it has no AWS emulator")
         status.show(kind.up(name))

@@ -42,7 +42,7 @@ def text() -> str:
     lines += [f"  {n:>2} {step.title:<72}{step.cold:>10}{step.warm:>8}" for n, step in enumerate(STEPS, 1)]
     lines += [
         "",
-        "Measured on two cores: 11 minutes the first time, 2 afterwards; a busy or slower machine takes up to twice that.",
+        "Measured on two cores: 11 minutes the first time, 2 afterwards; a busy machine takes up to twice that.",
         "`moerl cluster down` ends what runs; with --purge it deletes the cluster's data too.",
         "",
     ]
