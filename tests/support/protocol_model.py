@@ -327,15 +327,14 @@ class Model:
     def _leave(
         self, name: str, out: list[int], pending: tuple[Store, ...], rank: int, block: int, op: Op, parity: int
     ) -> tuple[str, State]:
-        base, dead = self._rank(rank), out[rank * self.arena + self.poison]
+        base = self._rank(rank)
         rest = pending if self.without == "done.release" else self._land(out, pending, rank, block)
         out[base + 2] += 1
         last = out[base + 2] == self.s.blocks
         if self.without == "credit.last":
-            first = out[base + 2] == 1
-            returns, clears = first and not dead, last
+            returns, clears = out[base + 2] == 1, last
         else:
-            returns = clears = last and not dead
+            returns = clears = last  # poisoned or not: nobody reads any more, so nothing can be overwritten
         if clears and op.note and self.without != "hello.clear":
             rest += tuple(
                 (self._number(rank, block), rank, self.hello + parity * self.s.ranks + q, 0) for q in self._peers(rank)
