@@ -30,6 +30,7 @@ from torch import Tensor
 from moerl_bench import nvlink_checks
 from moerl_kernels import EpBackend, EpConfig, EpGroup, create, fp8
 from moerl_kernels.config import SizeMode, Wire
+from moerl_kernels.nvlink import layout
 
 HIDDEN, EXPERTS, TOP_K = 7168, 256, 8
 WARM_UP = 5
@@ -149,7 +150,7 @@ def measure(ops: dict[str, Callable[[], Any]], iterations: int, group: EpGroup, 
             group.barrier()
             start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
             if not exact:  # exact sizes read the host in the middle: nothing can be launched ahead
-                nvlink_checks.sleep(400_000)
+                nvlink_checks.sleep(2_000_000)
             dist.all_reduce(together)
             start.record()
             began = time.perf_counter()
@@ -236,8 +237,8 @@ def work(rank: int, size: int, options: argparse.Namespace) -> None:
             answers = group.gather_objects(check_of(group))
         found[name] = answers
         say(f"[{time.monotonic() - began:.1f} s] {name}: {answers}")
-    for wire, combine_wire, programs in options.grids:
-        say(f"wire {wire} combine {combine_wire} of {programs}: {tried(group, wire, combine_wire, programs)}")
+    for grid in options.grids:
+        say(f"wire, combine wire, programs, batch {grid}: {tried(group, *grid)}")
     for case in cases(options):
         row = one_case(case, group, options.iterations)
         found["rows"].append(row)
@@ -328,9 +329,10 @@ def checks_of(options: argparse.Namespace) -> dict[str, Callable[[EpGroup], Any]
     }
 
 
-def tried(group: EpGroup, wire: int, combine_wire: int, programs: int) -> dict[str, float]:
+def tried(group: EpGroup, wire: int, combine_wire: int, programs: int, batch: int) -> dict[str, float]:
     """p50 of NVLink at 8192 tokens with so many programs, in graphs."""
     out = {}
+    usual, layout.BATCH = layout.BATCH, batch
     for kind, name in (("fp8", "dispatch"), ("same", "dispatch"), ("same", "combine")):
         case = Case(8192, kind, "static", graph=True, skew=0.0)  # type: ignore[arg-type]
         backend = create("NVLink", configuration(case), group)
@@ -338,6 +340,7 @@ def tried(group: EpGroup, wire: int, combine_wire: int, programs: int) -> dict[s
         ops = {name: operations(backend, case)[name]}
         out[f"{name} {kind}"] = round(statistics.median(measure(ops, 10, group, exact=False)[0][name]), 1)
         backend.close()
+    layout.BATCH = usual
     return out
 
 
@@ -385,9 +388,9 @@ def cases(options: argparse.Namespace) -> list[Case]:
     return out
 
 
-def _grid(text: str) -> tuple[int, int, int]:
-    wire, combine_wire, programs = (int(part) for part in text.split(":"))
-    return wire, combine_wire, programs
+def _grid(text: str) -> tuple[int, int, int, int]:
+    wire, combine_wire, programs, batch = (int(part) for part in text.split(":"))
+    return wire, combine_wire, programs, batch
 
 
 def compile_all(ranks: int, tokens: list[int]) -> None:
@@ -397,19 +400,19 @@ def compile_all(ranks: int, tokens: list[int]) -> None:
     wires: tuple[Wire, ...] = ("same", "fp8")
     sizes = sorted({*tokens, 8192})
     configs = [configuration(Case(t, w, "static", graph=False, skew=0.0)) for t in sizes for w in wires]
-    compile_tasks([(config, ranks, 16, 32 * 1024) for config in [*configs, *nvlink_checks.configurations(ranks)]])
+    compile_tasks([(config, ranks, None) for config in [*configs, *nvlink_checks.configurations(ranks)]])
 
 
 def main() -> int:
     """The program."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tokens", type=int, nargs="+", default=[128, 4096, 8192], help="tokens a rank")
+    parser.add_argument("--tokens", type=int, nargs="*", default=[128, 4096, 8192], help="tokens a rank")
     parser.add_argument("--iterations", type=int, default=50)
     parser.add_argument("--json", help="file for the raw figures")
     parser.add_argument("--stress-seconds", type=float, default=0, help="also check NVLink, and stress it so long")
     parser.add_argument("--stress-rounds", type=int, default=100_000)
     parser.add_argument(
-        "--grids", type=_grid, nargs="*", default=[], help="wire:combine wire:programs, tried at 8192 tokens"
+        "--grids", type=_grid, nargs="*", default=[], help="wire:combine wire:programs:batch, tried at 8192 tokens"
     )
     parser.add_argument("--port", type=int, default=29533)
     options = parser.parse_args()

@@ -15,8 +15,9 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -27,18 +28,20 @@ from moerl_bench import nvlink_checks as checks
 from moerl_kernels import EpConfig, EpGroup, create
 from moerl_kernels.nvlink import NVLink, layout, loopback, programs
 
+Task = tuple[EpConfig, int, "Variant | None"]  # configuration, ranks, shape
+SHAPES, WARPS = dict(layout.SHAPES), dict(programs.WARPS)
 BIG = EpConfig(num_experts=192, top_k=8, hidden=7168, max_tokens_per_rank=8192, size_mode="static")
 
 
 def timed(work: Callable[[], Any], before: Callable[[], Any] | None = None, n: int = 15) -> float:
     """Median microseconds of `work` on the device."""
-    times = []
+    times: list[float] = []
     for i in range(n + 3):
         if before is not None:
             before()
         torch.cuda.synchronize()
         start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-        checks.sleep(60000)  # the launch is on its way before the clock starts
+        checks.sleep(2_000_000)  # the launch is on its way before the clock starts
         start.record()
         work()
         end.record()
@@ -118,7 +121,7 @@ def _one_after_another(group: EpGroup, start: Callable[[], Any], who: int, *, se
 
 def _alone(work: Callable[[], Any]) -> tuple[Any, float]:
     start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-    checks.sleep(200000)
+    checks.sleep(2_000_000)
     start.record()
     got = work()
     end.record()
@@ -151,40 +154,52 @@ def route(config: EpConfig, tokens: int) -> float:
     return timed(graph.replay) / 10
 
 
-def tune(warps: int, step: int) -> None:
-    """Compile what comes next in another shape."""
-    programs.WARPS = {"dispatch": warps, "combine": warps}
-    layout.STEP_BYTES = step
+class Variant(NamedTuple):
+    """How the row movers are compiled and launched."""
+
+    rows: int
+    piece: int  # bytes of a row that a step moves
+    warps: int
+    programs: int = 116
 
 
-def compile_one(task: tuple[EpConfig, int, int, int]) -> None:
-    """Into Triton's cache, without a GPU: (configuration, ranks, warps, bytes of a step)."""
-    config, ranks, warps, step = task
-    tune(warps, step)
+def tune(variant: Variant | None) -> None:
+    """Compile what comes next in another shape than the usual one."""
+    if variant is None:
+        layout.SHAPES = dict(SHAPES)
+        programs.WARPS = dict(WARPS)
+        return
+    layout.SHAPES = dict.fromkeys(SHAPES, layout.Shape(variant.rows, variant.piece))
+    programs.WARPS = dict.fromkeys(WARPS, variant.warps)
+
+
+def compile_one(task: Task) -> None:
+    """Into Triton's cache, without a GPU."""
+    config, ranks, variant = task
+    tune(variant)
     for program in programs.Programs.of(layout.Layout(config, ranks)).all().values():
         triton.compile(program.source(), target=GPUTarget("cuda", 90, 32), options={"num_warps": program.warps})
 
 
-def compile_all(variants: list[Any], tokens: list[int]) -> int:
+def compile_all(variants: list[Variant | None], tokens: list[int]) -> int:
     """Everything that this program launches, over all cores; compiling is most of the time otherwise."""
-    usual = (programs.WARPS["dispatch"], layout.STEP_BYTES)
-    tasks = [(config, ranks, *usual) for ranks in (1, 2, 3, 4, 8) for config in checks.configurations(ranks)]
-    for warps, step, _ in variants:
+    tasks: list[Task] = [(config, ranks, None) for ranks in (1, 2, 3, 4, 8) for config in checks.configurations(ranks)]
+    for variant in variants:
         for t in tokens:
             for wire in ("same", "fp8"):
                 config = replace(BIG, wire=wire, max_tokens_per_rank=t)
-                tasks += [(config, 3, warps, step), (config, 1, warps, step)]
+                tasks += [(config, 3, variant), (config, 1, variant)]
     compile_tasks(tasks)
     return len(tasks)
 
 
-def compile_tasks(tasks: list[tuple[EpConfig, int, int, int]]) -> None:
+def compile_tasks(tasks: list[Task]) -> None:
     """All of them, over all cores."""
     with multiprocessing.get_context("fork").Pool(os.cpu_count()) as pool:
         pool.map(compile_one, tasks, chunksize=1)
 
 
-def figures(variants: list[tuple[int, int, int]], tokens: int) -> list[dict[str, Any]]:
+def figures(variants: list[Variant | None], tokens: int) -> list[dict[str, Any]]:
     """Each stage at (warps, bytes of a step, programs), with its bytes, its rate and that over a copy's."""
     row8, row16 = 7168 + 224, 14336
     k = BIG.top_k
@@ -197,8 +212,9 @@ def figures(variants: list[tuple[int, int, int]], tokens: int) -> list[dict[str,
         "final reduce bf16": tokens * 3 * row16,
     }
     out = []
-    for warps, step, grid in variants:
-        tune(warps, step)
+    for variant in variants:
+        tune(variant)
+        grid = variant.programs if variant else 116
         copy = copy_speed()
         times = {}
         for wire, short in (("fp8", "fp8"), ("same", "bf16")):
@@ -210,12 +226,12 @@ def figures(variants: list[tuple[int, int, int]], tokens: int) -> list[dict[str,
             times["quantise + permute fp8" if wire == "fp8" else "permute bf16"] = permute(config, tokens)
         for name, took in times.items():
             rate = moved[name] / took
-            out.append(
-                {"stage": name, "tokens": tokens, "warps": warps, "step": step, "programs": grid, "us": round(took, 1),
-                 "bytes": moved[name], "GBps": round(rate / 1000, 1), "ofCopy": round(rate / copy, 3)}
-            )  # fmt: skip
-            print(out[-1], flush=True)
-        print("copy GB/s", round(copy / 1000, 1))
+            said = {"stage": name, "tokens": tokens, "us": round(took, 1), "bytes": moved[name]}
+            said |= {"GBps": round(rate / 1000, 1), "ofCopy": round(rate / copy, 3)}
+            out.append(said | {"shape": str(variant or "usual")})
+            print(f"{variant} {name} {took:.1f} us {rate / copy:.3f}", flush=True)
+        print("copy GB/s", round(copy / 1000, 1), flush=True)
+    tune(None)
     return out
 
 
@@ -224,13 +240,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", help="file for the raw figures")
     parser.add_argument("--stress-seconds", type=float, default=20)
-    parser.add_argument("--variants", default="16:32768:116", help="warps:bytes of a step:programs, comma-separated")
+    parser.add_argument("--variants", nargs="*", default=[], help="rows:bytes of a piece:warps[:programs]")
+    parser.add_argument("--figures-only", action="store_true")
     parser.add_argument("--tokens", type=int, nargs="+", default=[8192])
     options = parser.parse_args()
     # Loading a kernel at its first launch waits for running ones, and a rank's may wait for the one that loads.
     os.environ.setdefault("CUDA_MODULE_LOADING", "EAGER")
     os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")  # fewer, and streams of two ranks share a queue
-    variants: list[Any] = [tuple(int(n) for n in v.split(":")) for v in options.variants.split(",")]
+    variants: list[Variant | None] = [Variant(*map(int, text.split(":"))) for text in options.variants] or [None]
     began = time.monotonic()
     count = compile_all(variants, options.tokens)
     print(f"[{time.monotonic() - began:.1f} s] compiled {count} configurations")
@@ -242,21 +259,23 @@ def main() -> int:
             found[name] = work()
         except Exception as error:
             found[name] = f"FAILED {type(error).__name__}: {str(error)[:600]}"
-        print(f"[{time.monotonic() - began:.1f} s] {name}: {found[name]}", flush=True)
+        print(f"[{time.monotonic() - began:.1f} s] {name}: {str(found[name])[:500]}", flush=True)
         if options.json:
             Path(options.json).write_text(json.dumps(found, indent=1))
 
-    for ranks in (1, 2, 4):
-        step(f"contract, {ranks} ranks", lambda r=ranks: loopback.run(r, checks.contract))  # type: ignore[misc]
-    step("overflow", lambda: loopback.run(4, checks.overflow))
-    step("one rank is absent", lambda: loopback.run(3, checks.failing, "absent"))
-    step("one rank fails before its launch", lambda: loopback.run(3, checks.failing, "fails"))
-    for ranks in (2, 4, 8):
-        step(f"stress, {ranks} ranks", lambda r=ranks: loopback.run(r, checks.stress, 10**6, options.stress_seconds))  # type: ignore[misc]
+    for ranks in (1, 2, 4) if not options.figures_only else ():
+        step(f"contract, {ranks} ranks", partial(loopback.run, ranks, checks.contract))
+    if not options.figures_only:
+        step("overflow", lambda: loopback.run(4, checks.overflow))
+        step("one rank is absent", lambda: loopback.run(3, checks.failing, "absent"))
+        step("one rank fails before its launch", lambda: loopback.run(3, checks.failing, "fails"))
+        for ranks in (2, 4, 8):
+            work = partial(loopback.run, ranks, checks.stress, 10**6, options.stress_seconds)
+            step(f"stress, {ranks} ranks", work)
     for tokens in (128, 4096, 8192):
-        step(f"route {tokens} tokens, us", lambda t=tokens: route(replace(BIG, num_experts=256), t))  # type: ignore[misc]
+        step(f"route {tokens} tokens, us", partial(route, replace(BIG, num_experts=256), tokens))
     for tokens in options.tokens:
-        step(f"figures, {tokens} tokens", lambda t=tokens: figures(variants, t))  # type: ignore[misc]
+        step(f"figures, {tokens} tokens", partial(figures, variants, tokens))
     return int(any(str(value).startswith("FAILED") for value in found.values()))
 
 

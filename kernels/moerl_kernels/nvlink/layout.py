@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 from moerl_kernels.config import FP8_BLOCK, EpConfig
 from moerl_kernels.errors import EpConfigError
 
-STEP_BYTES = 32 * 1024  # what a program keeps in flight; with less, few programs cannot fill an NVLink
 NOTE_HEAD = 4  # words before the counts in a note (device/dispatch.py)
 EXCHANGE_CHUNK = 1024  # words of an exchange item
 WORD = 4
@@ -22,6 +22,20 @@ def _power(value: int) -> int:
     return 1 << max(value - 1, 0).bit_length()
 
 
+class Shape(NamedTuple):
+    """Of a step: so many rows by so many bytes of each. 512 bytes are one 16-byte access of each thread of a warp."""
+
+    rows: int
+    piece: int
+
+
+# Measured on an H200 (docs/benchmarks.md). Rows of e4m3 are twice as long or more before they are quantised; a step of
+# sums reads that many rows for every slot at once.
+SHAPES = {"words": Shape(16, 2048), "bytes8": Shape(16, 1024), "sums": Shape(16, 512)}
+FEW_TOKENS = 1024
+BATCH = 4  # items that are flagged together: a fence at system scope waits for all stores, microseconds each time
+
+
 @dataclass(frozen=True, slots=True)
 class Tiling:
     """An item is `rows` tokens by a part of their columns; a step of it is `rows` x `block` elements."""
@@ -31,27 +45,25 @@ class Tiling:
     rows: int
     parts: int
     vector: bool  # rows start at multiples of 16 bytes
+    batch: int  # items that are flagged together
 
     def items(self, tokens: int) -> int:
         """Items of so many tokens."""
         return -(-tokens // self.rows) * self.parts
 
     @classmethod
-    def of(cls, elements: int, width: int, tokens: int) -> Tiling:
-        """Steps of 32 KB in pieces of at most 2 KB of a row; few tokens are also split by columns.
+    def of(cls, shape: Shape, elements: int, width: int, tokens: int, *, least: int = 1) -> Tiling:
+        """For rows of `elements` of `width` bytes, at most so many tokens, and blocks of at least `least` elements.
 
-        elements, width: of a row, and bytes of each. tokens: at most.
+        Few tokens are split by columns too, so that there is work for all programs at once.
         """
-        most = 2048 // width
+        few = tokens <= FEW_TOKENS
+        piece = max(shape.piece, 2048) if few else shape.piece
         whole = elements & -elements  # largest power of two that divides a row: no masks, no wasted lanes
-        block = min(most, whole if whole * width >= 512 else _power(elements))
-        rows = max(1, min(32, STEP_BYTES // (block * width), _power(tokens)))
-        pieces = -(-elements // block)
-        parts = 1
-        if tokens <= 1024:
-            rows = min(rows, 8)
-            parts = pieces
-        return cls(elements, block, rows, parts, elements * width % 16 == 0)
+        block = max(min(piece // width, whole if whole * width >= 512 else _power(elements)), least)
+        rows = min(shape.rows, 8) if few else shape.rows
+        parts = -(-elements // block) if few else 1
+        return cls(elements, block, min(rows, _power(tokens)), parts, elements * width % 16 == 0, 1 if few else BATCH)
 
 
 @dataclass(frozen=True)
@@ -96,25 +108,18 @@ class Layout:
     @cached_property
     def words(self) -> Tiling:
         """Rows in the configuration's type, as int32 words."""
-        return Tiling.of(self.config.hidden * self.config.dtype.itemsize // WORD, WORD, self.tokens)
+        elements = self.config.hidden * self.config.dtype.itemsize // WORD
+        return Tiling.of(SHAPES["words"], elements, WORD, self.tokens)
 
     @cached_property
     def bytes8(self) -> Tiling:
-        """Rows of e4m3, as int32 words; a step reads 128-element blocks, so that a block is at least that long."""
-        tiling = Tiling.of(self.config.hidden // WORD, WORD, self.tokens)
-        block = max(min(tiling.block, 256), FP8_BLOCK // WORD)
-        pieces = -(-tiling.elements // block)
-        # Before they are quantised, rows are twice as long or more: a step reads 32 KB and keeps 16.
-        rows = max(1, min(16, STEP_BYTES // 2 // (block * WORD), _power(self.tokens), tiling.rows))
-        return Tiling(tiling.elements, block, rows, pieces if tiling.parts > 1 else 1, tiling.vector)
+        """Rows of e4m3, as int32 words; a step quantises whole blocks of 128."""
+        return Tiling.of(SHAPES["bytes8"], self.config.hidden // WORD, WORD, self.tokens, least=FP8_BLOCK // WORD)
 
     @cached_property
     def sums(self) -> Tiling:
         """Rows in the configuration's type, element by element."""
-        width = self.config.dtype.itemsize
-        tiling = Tiling.of(self.config.hidden, width, self.tokens)
-        # A step reads that many rows for every slot at once.
-        return Tiling(tiling.elements, tiling.block, min(tiling.rows, 8), tiling.parts, tiling.vector)
+        return Tiling.of(SHAPES["sums"], self.config.hidden, self.config.dtype.itemsize, self.tokens)
 
     @property
     def items(self) -> int:

@@ -12,10 +12,11 @@ from moerl_kernels.nvlink.device.route import count, rank
 from moerl_kernels.nvlink.layout import EXCHANGE_CHUNK, Layout, Tiling, _power
 from moerl_kernels.nvlink.program import POINTER, Program
 
-SUB = 32  # slots that one program of `rank` places
+SUB = 32  # slots that one program of `rank` places, when they are few
+MANY = 128  # when they are many
 SMALL = 2048  # up to so many slots are placed without counting blocks first
 BLOCK = 512  # slots of a block otherwise
-WARPS = {"dispatch": 16, "combine": 16}  # a step of 32 KB is then 64 bytes a thread
+WARPS = {"dispatch": 16, "combine": 16}
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +47,13 @@ class Programs:
         block = _power(slots) if slots <= SMALL else BLOCK
         blocks = _power(-(-slots // block))
         experts = {"E": layout.experts, "EP": _power(layout.experts)}
-        route = {**experts, "BLOCK": block, "BLOCKS": blocks, "SUB": min(SUB, block), "SHIFT": layout.shift}
+        route = {
+            **experts,
+            "BLOCK": block,
+            "BLOCKS": blocks,
+            "SUB": min(SUB if blocks == 1 else MANY, block),
+            "SHIFT": layout.shift,
+        }
         return cls(
             count=Program(count, ("*i64", "*i32", "i32"), {**experts, "BLOCK": block}),
             rank=Program(rank, ("*i64", "*i32", "*i32", "*i32", "*i64", "i32", "i32"), route),
@@ -80,7 +87,13 @@ def _routes(layout: Layout) -> dict[str, Any]:
 
 
 def _pieces(tiling: Tiling) -> dict[str, Any]:
-    return {"BLOCK": tiling.block, "ROWS": tiling.rows, "PARTS": tiling.parts, "VECTOR": tiling.vector}
+    return {
+        "BLOCK": tiling.block,
+        "ROWS": tiling.rows,
+        "PARTS": tiling.parts,
+        "VECTOR": tiling.vector,
+        "BATCH": tiling.batch,
+    }
 
 
 def _weights(layout: Layout) -> str:

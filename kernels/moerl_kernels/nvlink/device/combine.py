@@ -20,7 +20,7 @@ def combine(
     y, weights, position, tokens_of, codes, out, state, table, tokens, me, wire, mode, limit,
     R: tl.constexpr, K: tl.constexpr, L: tl.constexpr, T: tl.constexpr, SHIFT: tl.constexpr,
     HIDDEN: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, PARTS: tl.constexpr,
-    VECTOR: tl.constexpr, TIMED: tl.constexpr, ITEMS: tl.constexpr,
+    VECTOR: tl.constexpr, BATCH: tl.constexpr, TIMED: tl.constexpr, ITEMS: tl.constexpr,
     STRIDE: tl.constexpr, POISON: tl.constexpr, CREDIT: tl.constexpr, HELLO: tl.constexpr, FLAG: tl.constexpr,
     SLOT: tl.constexpr, SLOT_HALF: tl.constexpr,
 ):  # fmt: skip
@@ -32,25 +32,30 @@ def combine(
     half = parity.to(tl.int64)
     tag = epoch | 1
     dead = sync.poisoned(table, me, POISON)
-    if R > 1 and ((mode & sync.SEND) != 0) & (pid < wire) & (dead == 0):
-        dead = sync.wait_credits(table, me, epoch, OP, limit, R, CREDIT, POISON, TIMED)
-        if dead == 0:
-            most = tl.full((), 0, tl.int32)
-            for i in tl.static_range(R - 1):
-                most = tl.maximum(most, tl.load(tokens_of + (me + 1 + i) % R))
-            item = pid
-            while item < tl.cdiv(most, ROWS) * PARTS * (R - 1):
-                lane = item % (R - 1)
-                local = item // (R - 1)
-                owner = (me + 1 + lane) % R
-                theirs = tl.load(tokens_of + owner)
-                if local < tl.cdiv(theirs, ROWS) * PARTS:
-                    _send(
-                        y, weights, position, table, me, half, owner, lane, local, theirs, weighted,
-                        R, K, T, HIDDEN, BLOCK, ROWS, PARTS, VECTOR, STRIDE, SLOT, SLOT_HALF,
-                    )  # fmt: skip
-                    sync.post(sync.words(table, owner, FLAG) + (parity * R + me) * ITEMS + local, tag)
-                item += wire
+    if R > 1:
+        if ((mode & sync.SEND) != 0) & (pid < wire) & (dead == 0):
+            dead = sync.wait_credits(table, me, epoch, OP, limit, R, CREDIT, POISON, TIMED)
+            if dead == 0:
+                most = tl.full((), 0, tl.int32)
+                for i in tl.static_range(R - 1):
+                    most = tl.maximum(most, tl.load(tokens_of + (me + 1 + i) % R))
+                # A batch is consecutive items of one owner; owners take turns.
+                at = pid
+                while at < tl.cdiv(tl.cdiv(most, ROWS) * PARTS, BATCH) * (R - 1):
+                    lane = at % (R - 1)
+                    first = at // (R - 1) * BATCH
+                    owner = (me + 1 + lane) % R
+                    theirs = tl.load(tokens_of + owner)
+                    items = tl.cdiv(theirs, ROWS) * PARTS
+                    for item in range(first, tl.minimum(first + BATCH, items)):
+                        _send(
+                            y, weights, position, table, me, half, owner, lane, item, theirs, weighted,
+                            R, K, T, HIDDEN, BLOCK, ROWS, PARTS, VECTOR, STRIDE, SLOT, SLOT_HALF,
+                        )  # fmt: skip
+                    batch = first + tl.arange(0, BATCH)
+                    flags = sync.words(table, owner, FLAG) + (parity * R + me) * ITEMS
+                    sync.post_all(flags + batch, tag + tl.zeros_like(batch), batch < items)
+                    at += wire
     if (mode & sync.RECEIVE) != 0:
         if dead == 0:
             each = tl.cdiv(tokens, ROWS) * PARTS
@@ -89,19 +94,40 @@ def _rows_and_weights(weights, places, token, live, weighted, K: tl.constexpr, W
 
 
 @triton.jit
-def _own_sum(
-    y, rows, factors, column, K: tl.constexpr, HIDDEN: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
-    VECTOR: tl.constexpr, WIDE: tl.constexpr,
-):  # fmt: skip
-    """[ROWS, BLOCK] sum over this rank's rows of each token, in the order of its slots."""
+def _own_rows(y, rows, live, column, K: tl.constexpr, HIDDEN: tl.constexpr, BLOCK: tl.constexpr, VECTOR: tl.constexpr):
+    """K times [ROWS, BLOCK]: this rank's rows of each token, 0 where there is none."""
     parts = ()
     for k in tl.static_range(K):
         read = tile(y + rows[k].to(tl.int64) * HIDDEN, column, BLOCK, VECTOR)
-        parts = parts + (tl.load(read, mask=(rows[k] >= 0)[:, None] & (column < HIDDEN)[None, :], other=0.0),)
+        there = (rows[k] >= 0) & live
+        parts = parts + (tl.load(read, mask=there[:, None] & (column < HIDDEN)[None, :], other=0.0),)
+    return parts
+
+
+@triton.jit
+def _own_sum(parts, factors, K: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, WIDE: tl.constexpr):
+    """[ROWS, BLOCK] sum of the parts times their weights, in the order of the slots."""
     total = tl.zeros((ROWS, BLOCK), WIDE)
     for k in tl.static_range(K):
         total += parts[k].to(WIDE) * factors[k][:, None]
     return total
+
+
+@triton.jit
+def _peer_rows(
+    table, me, half, token, coming, column, kind,
+    R: tl.constexpr, T: tl.constexpr, HIDDEN: tl.constexpr, BLOCK: tl.constexpr, VECTOR: tl.constexpr,
+    STRIDE: tl.constexpr, SLOT: tl.constexpr, SLOT_HALF: tl.constexpr,
+):  # fmt: skip
+    """R times [ROWS, BLOCK]: what each rank has sent for these tokens, 0 where nothing and for this rank itself."""
+    parts = ()
+    for rank in tl.static_range(R):
+        lane = tl.maximum((rank - me - 1 + R) % R, 0)
+        there = (((coming >> rank) & 1) != 0) & (rank != me)
+        start = slot_row(table, me, lane, token, SLOT, T, STRIDE) + half * SLOT_HALF
+        read = tile(start.to(kind), column, BLOCK, VECTOR)
+        parts = parts + (tl.load(read, mask=there[:, None] & (column < HIDDEN)[None, :], other=0.0),)
+    return parts
 
 
 @triton.jit
@@ -119,9 +145,13 @@ def _send(
         some = tl.maximum(some, rows[k])
     start = slot_row(table, owner, R - 2 - lane, token, SLOT, T, STRIDE) + half * SLOT_HALF
     STEPS: tl.constexpr = ((HIDDEN + BLOCK - 1) // BLOCK + PARTS - 1) // PARTS
+    first = (item % PARTS) * STEPS
+    after = _own_rows(y, rows, True, first * BLOCK + tl.arange(0, BLOCK), K, HIDDEN, BLOCK, VECTOR)
     for step in range(STEPS):
-        column = ((item % PARTS) * STEPS + step) * BLOCK + tl.arange(0, BLOCK)
-        total = _own_sum(y, rows, factors, column, K, HIDDEN, BLOCK, ROWS, VECTOR, WIDE)
+        column = (first + step) * BLOCK + tl.arange(0, BLOCK)
+        parts = after  # the next step's rows are on their way while this one's are added
+        after = _own_rows(y, rows, step + 1 < STEPS, column + BLOCK, K, HIDDEN, BLOCK, VECTOR)
+        total = _own_sum(parts, factors, K, ROWS, BLOCK, WIDE)
         target = tile(start.to(y.dtype), column, BLOCK, VECTOR)
         tl.store(target, total.to(y.dtype.element_ty), mask=(some >= 0)[:, None] & (column < HIDDEN)[None, :])
 
@@ -140,20 +170,26 @@ def _receive(
     coming = ranks_of(codes, token, live, K, L, SHIFT)
     rows, factors = _rows_and_weights(weights, position + me * (T * K), token, live, weighted, K, WIDE)
     STEPS: tl.constexpr = ((HIDDEN + BLOCK - 1) // BLOCK + PARTS - 1) // PARTS
+    first = (item % PARTS) * STEPS
+    column = first * BLOCK + tl.arange(0, BLOCK)
+    after = _own_rows(y, rows, True, column, K, HIDDEN, BLOCK, VECTOR)
+    peers = _peer_rows(
+        table, me, half, token, coming, column, y.dtype, R, T, HIDDEN, BLOCK, VECTOR, STRIDE, SLOT, SLOT_HALF
+    )
     for step in range(STEPS):
-        column = ((item % PARTS) * STEPS + step) * BLOCK + tl.arange(0, BLOCK)
-        inside = (column < HIDDEN)[None, :]
-        parts = ()
-        for rank in tl.static_range(R):
-            lane = tl.maximum((rank - me - 1 + R) % R, 0)
-            there = (((coming >> rank) & 1) != 0) & (rank != me)
-            start = slot_row(table, me, lane, token, SLOT, T, STRIDE) + half * SLOT_HALF
-            read = tile(start.to(y.dtype), column, BLOCK, VECTOR)
-            parts = parts + (tl.load(read, mask=there[:, None] & inside, other=0.0),)
-        own = _own_sum(y, rows, factors, column, K, HIDDEN, BLOCK, ROWS, VECTOR, WIDE)
+        column = (first + step) * BLOCK + tl.arange(0, BLOCK)
+        parts = after
+        sent = peers
+        more = step + 1 < STEPS
+        after = _own_rows(y, rows, more, column + BLOCK, K, HIDDEN, BLOCK, VECTOR)
+        peers = _peer_rows(
+            table, me, half, token, tl.where(more, coming, 0), column + BLOCK, y.dtype,
+            R, T, HIDDEN, BLOCK, VECTOR, STRIDE, SLOT, SLOT_HALF,
+        )  # fmt: skip
+        own = _own_sum(parts, factors, K, ROWS, BLOCK, WIDE)
         total = tl.zeros((ROWS, BLOCK), WIDE)
         for rank in tl.static_range(R):
             # Own rows have no slot: exactly one of the two is not zero, and the order of ranks is kept.
-            total += parts[rank].to(WIDE) + tl.where(rank == me, own, 0.0)
+            total += sent[rank].to(WIDE) + tl.where(rank == me, own, 0.0)
         target = tile(out + token.to(tl.int64) * HIDDEN, column, BLOCK, VECTOR)
-        tl.store(target, total.to(y.dtype.element_ty), mask=live[:, None] & inside)
+        tl.store(target, total.to(y.dtype.element_ty), mask=live[:, None] & (column < HIDDEN)[None, :])

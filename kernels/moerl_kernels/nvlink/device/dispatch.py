@@ -10,7 +10,8 @@ import triton
 import triton.language as tl
 
 from moerl_kernels.nvlink.device import sync
-from moerl_kernels.nvlink.device.tiles import FP8_BLOCK, quantise, ranks_of, slot_row, tile
+from moerl_kernels.nvlink.device.expand import expand
+from moerl_kernels.nvlink.device.tiles import FP8_BLOCK, own_rows, quantise, ranks_of, slot_row, tile
 
 OP = tl.constexpr(1)
 NOTE_HEAD = tl.constexpr(4)  # words before the counts in a note; the first is the token count
@@ -23,10 +24,10 @@ def dispatch(
     R: tl.constexpr, K: tl.constexpr, KP: tl.constexpr, L: tl.constexpr, LP: tl.constexpr, T: tl.constexpr,
     SHIFT: tl.constexpr, ALIGNMENT: tl.constexpr, WORDS: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
     PARTS: tl.constexpr, FP8: tl.constexpr, VECTOR: tl.constexpr, TIMED: tl.constexpr, ITEMS: tl.constexpr,
-    STRIDE: tl.constexpr, PER_SOURCE: tl.constexpr, NOTE_WORDS: tl.constexpr, POISON: tl.constexpr,
-    CREDIT: tl.constexpr, HELLO: tl.constexpr, NOTE: tl.constexpr, FLAG: tl.constexpr, CODE: tl.constexpr,
-    WEIGHT: tl.constexpr, SLOT: tl.constexpr, CODE_HALF: tl.constexpr, WEIGHT_HALF: tl.constexpr,
-    SLOT_HALF: tl.constexpr,
+    STRIDE: tl.constexpr, BATCH: tl.constexpr, PER_SOURCE: tl.constexpr, NOTE_WORDS: tl.constexpr,
+    POISON: tl.constexpr, CREDIT: tl.constexpr, HELLO: tl.constexpr, NOTE: tl.constexpr, FLAG: tl.constexpr,
+    CODE: tl.constexpr, WEIGHT: tl.constexpr, SLOT: tl.constexpr, CODE_HALF: tl.constexpr,
+    WEIGHT_HALF: tl.constexpr, SLOT_HALF: tl.constexpr,
 ):  # fmt: skip
     """x: [tokens, WORDS] int32 words, or floats [tokens, 4 * WORDS] with FP8. Names of sizes: layout.py.
 
@@ -42,22 +43,26 @@ def dispatch(
     half = parity.to(tl.int64)
     tag = epoch | 1
     dead = sync.poisoned(table, me, POISON)
-    if R > 1 and ((mode & sync.SEND) != 0) & (pid < wire) & (dead == 0):
-        dead = sync.wait_credits(table, me, epoch, OP, limit, R, CREDIT, POISON, TIMED)
-        if fresh & (pid == 0) & (dead == 0):
-            _announce(counts, tokens, table, me, parity, tag, R, L, LP, NOTE, NOTE_WORDS, HELLO)
-        if dead == 0:
-            item = pid
-            while item < tl.cdiv(tokens, ROWS) * PARTS:
-                _push(
-                    x, codes, weights, table, tokens, me, half, item, fresh, weighted,
-                    R, K, KP, L, T, SHIFT, WORDS, BLOCK, ROWS, PARTS, FP8, VECTOR, STRIDE,
-                    CODE, WEIGHT, SLOT, CODE_HALF, WEIGHT_HALF, SLOT_HALF,
-                )  # fmt: skip
-                for i in tl.static_range(R - 1):
-                    peer = (me + 1 + i) % R
-                    sync.post(sync.words(table, peer, FLAG) + (parity * R + me) * ITEMS + item, tag)
-                item += wire
+    if R > 1:
+        if ((mode & sync.SEND) != 0) & (pid < wire) & (dead == 0):
+            dead = sync.wait_credits(table, me, epoch, OP, limit, R, CREDIT, POISON, TIMED)
+            if fresh & (pid == 0) & (dead == 0):
+                _announce(counts, tokens, table, me, parity, tag, R, L, LP, NOTE, NOTE_WORDS, HELLO)
+            if dead == 0:
+                items = tl.cdiv(tokens, ROWS) * PARTS
+                first = pid * BATCH
+                while first < items:
+                    for item in range(first, tl.minimum(first + BATCH, items)):
+                        _push(
+                            x, codes, weights, table, tokens, me, half, item, fresh, weighted,
+                            R, K, KP, L, T, SHIFT, WORDS, BLOCK, ROWS, PARTS, FP8, VECTOR, STRIDE,
+                            CODE, WEIGHT, SLOT, CODE_HALF, WEIGHT_HALF, SLOT_HALF,
+                        )  # fmt: skip
+                    batch = first + tl.arange(0, BATCH)
+                    for i in tl.static_range(R - 1):
+                        flags = sync.words(table, (me + 1 + i) % R, FLAG) + (parity * R + me) * ITEMS
+                        sync.post_all(flags + batch, tag + tl.zeros_like(batch), batch < items)
+                    first += wire * BATCH
     if (mode & sync.RECEIVE) != 0:
         if fresh:
             if dead == 0:
@@ -94,10 +99,10 @@ def dispatch(
                         dead = sync.wait(flag, tag, False, table, me, code, limit, R, POISON, TIMED)
                         tl.store(flag, 0)
                     if dead == 0:
-                        _expand(
+                        expand(
                             x, codes, weights, rows, scales, row_weights, position, tokens_of, scratch, table,
                             capacity, me, scale_row, scale_block, half, pid, source, lane, local, fresh, weighted,
-                            R, K, KP, L, T, SHIFT, WORDS, BLOCK, ROWS, PARTS, FP8, VECTOR, STRIDE, CODE, WEIGHT,
+                            R, K, L, T, SHIFT, WORDS, BLOCK, ROWS, PARTS, FP8, VECTOR, STRIDE, CODE, WEIGHT,
                             SLOT, CODE_HALF, WEIGHT_HALF, SLOT_HALF,
                         )  # fmt: skip
                 item = tl.atomic_add(state + sync.WORK, 1, sem="relaxed", scope="gpu")
@@ -127,7 +132,8 @@ def _push(
     x, codes, weights, table, tokens, me, half, item, fresh, weighted,
     R: tl.constexpr, K: tl.constexpr, KP: tl.constexpr, L: tl.constexpr, T: tl.constexpr, SHIFT: tl.constexpr,
     WORDS: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, PARTS: tl.constexpr, FP8: tl.constexpr,
-    VECTOR: tl.constexpr, STRIDE: tl.constexpr, CODE: tl.constexpr, WEIGHT: tl.constexpr, SLOT: tl.constexpr,
+    VECTOR: tl.constexpr, STRIDE: tl.constexpr, CODE: tl.constexpr, WEIGHT: tl.constexpr,
+    SLOT: tl.constexpr,
     CODE_HALF: tl.constexpr, WEIGHT_HALF: tl.constexpr, SLOT_HALF: tl.constexpr,
 ):  # fmt: skip
     """The rows of one item into every peer's slots, each row once, and (with the first part) codes and weights."""
@@ -151,11 +157,11 @@ def _push(
                 tl.store(far + place, weight, mask=inside)
     going = ranks_of(codes, token, live, K, L, SHIFT)
     STEPS: tl.constexpr = ((WORDS + BLOCK - 1) // BLOCK + PARTS - 1) // PARTS
-    raw = _own_rows(x, token, live, part * STEPS, WORDS, BLOCK, FP8, VECTOR)
+    after = own_rows(x, token, live, part * STEPS, WORDS, BLOCK, FP8, VECTOR)
     for step in range(STEPS):
         block = part * STEPS + step
-        # The next step's rows are on their way while this one's are stored.
-        after = _own_rows(x, token, live & (step + 1 < STEPS), block + 1, WORDS, BLOCK, FP8, VECTOR)
+        raw = after  # the next step's rows are on their way while this one's are stored
+        after = own_rows(x, token, live & (step + 1 < STEPS), block + 1, WORDS, BLOCK, FP8, VECTOR)
         if FP8:
             value, scale = quantise(raw, ROWS, BLOCK * 4)
         for i in tl.static_range(R - 1):
@@ -173,27 +179,6 @@ def _push(
                 word = block * BLOCK + tl.arange(0, BLOCK)
                 target = tile(start.to(tl.pointer_type(tl.int32)), word, BLOCK, VECTOR)
                 tl.store(target, raw, mask=need[:, None] & (word < WORDS)[None, :])
-        raw = after
-
-
-@triton.jit
-def _own_rows(x, token, live, block, WORDS: tl.constexpr, BLOCK: tl.constexpr, FP8: tl.constexpr, VECTOR: tl.constexpr):
-    """One block of columns of x's rows, as words, or as floats to be quantised."""
-    if FP8:
-        column = block * (BLOCK * 4) + tl.arange(0, BLOCK * 4)
-        read = tile(x + token.to(tl.int64) * (WORDS * 4), column, BLOCK * 4, VECTOR)
-        return tl.load(read, mask=live[:, None] & (column < WORDS * 4)[None, :], other=0.0)
-    word = block * BLOCK + tl.arange(0, BLOCK)
-    read = tile(x + token.to(tl.int64) * WORDS, word, BLOCK, VECTOR)
-    return tl.load(read, mask=live[:, None] & (word < WORDS)[None, :], other=0)
-
-
-@triton.jit
-def _slot_rows(start, live, block, WORDS: tl.constexpr, BLOCK: tl.constexpr, VECTOR: tl.constexpr):
-    """One block of columns of a peer's rows, as words; start: [ROWS] addresses of the slots."""
-    word = block * BLOCK + tl.arange(0, BLOCK)
-    read = tile(start.to(tl.pointer_type(tl.int32)), word, BLOCK, VECTOR)
-    return tl.load(read, mask=live[:, None] & (word < WORDS)[None, :], other=0)
 
 
 @triton.jit
@@ -247,130 +232,3 @@ def _counts_of(
     note = sync.words(table, me, NOTE) + (parity * R + rank) * NOTE_WORDS + NOTE_HEAD
     own = tl.load(counts + me * L + expert, mask=mask & (rank == me), other=0)
     return own + tl.load(note + expert, mask=mask & (rank != me), other=0)
-
-
-@triton.jit
-def _expand(
-    x, codes, weights, rows, scales, row_weights, position, tokens_of, scratch, table, capacity, me, scale_row,
-    scale_block, half, pid, source, lane, item, fresh, weighted,
-    R: tl.constexpr, K: tl.constexpr, KP: tl.constexpr, L: tl.constexpr, T: tl.constexpr, SHIFT: tl.constexpr,
-    WORDS: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, PARTS: tl.constexpr, FP8: tl.constexpr,
-    VECTOR: tl.constexpr, STRIDE: tl.constexpr, CODE: tl.constexpr, WEIGHT: tl.constexpr, SLOT: tl.constexpr,
-    CODE_HALF: tl.constexpr, WEIGHT_HALF: tl.constexpr, SLOT_HALF: tl.constexpr,
-):  # fmt: skip
-    """The rows of one item to their places; an own row from x, a peer's from its slot, read once."""
-    token = (item // PARTS) * ROWS + tl.arange(0, ROWS)
-    part = item % PARTS
-    live = token < tl.load(tokens_of + source)
-    places = position + source * (T * K)
-    if fresh:
-        _place(
-            codes, weights, row_weights, places, scratch + pid * (R * L) + source * L, table, capacity, me, half,
-            source, lane, token, live, weighted & (part == 0),
-            R, K, KP, L, T, SHIFT, CODE, WEIGHT, CODE_HALF, WEIGHT_HALF,
-        )  # fmt: skip
-        tl.debug_barrier()  # other threads of this program read the places below
-    to = ()  # read once per item and kept in registers, so that a step's stores wait for its rows alone
-    for k in tl.static_range(K):
-        to = to + (tl.load(places + token * K + k, mask=live, other=-1),)
-    if source == me:
-        _expand_own(
-            x, rows, scales, to, token, live, part, scale_row, scale_block, K, WORDS, BLOCK, ROWS, PARTS, FP8, VECTOR
-        )
-    elif R > 1:
-        start = slot_row(table, me, lane, token, SLOT, T, STRIDE) + half * SLOT_HALF
-        _expand_slot(start, rows, scales, to, live, part, scale_row, scale_block, K, WORDS, BLOCK, PARTS, FP8, VECTOR)
-
-
-@triton.jit
-def _place(
-    codes, weights, row_weights, places, firsts, table, capacity, me, half, source, lane, token, live, weighted,
-    R: tl.constexpr, K: tl.constexpr, KP: tl.constexpr, L: tl.constexpr, T: tl.constexpr, SHIFT: tl.constexpr,
-    CODE: tl.constexpr, WEIGHT: tl.constexpr, CODE_HALF: tl.constexpr, WEIGHT_HALF: tl.constexpr,
-):  # fmt: skip
-    """places[token, k] = row of each slot of these tokens, -1 if it is not ours or does not fit; weights to their rows.
-
-    firsts: [L] first row of this source in each local expert. What does not fit is never written (EpOverflow).
-    """
-    slot = tl.arange(0, KP)
-    inside = live[:, None] & (slot[None, :] < K)
-    flat = token[:, None] * K + slot[None, :]
-    own = inside & (source == me)
-    code = tl.load(codes + flat, mask=own, other=-1)
-    base = tl.load(table + me)
-    if R > 1:
-        far = (base + CODE + half * CODE_HALF).to(tl.pointer_type(tl.int32)) + lane * (T * K)
-        code = tl.maximum(code, tl.load(far + flat, mask=inside & (source != me), other=-1))
-    expert = (code >> SHIFT) - me * L
-    ours = (code >= 0) & (expert >= 0) & (expert < L)
-    row = tl.load(firsts + expert, mask=ours, other=0) + (code & ((1 << SHIFT) - 1))
-    fits = ours & (row >= 0) & (row < capacity)
-    tl.store(places + flat, tl.where(fits, row, -1), mask=inside)
-    if weighted:
-        weight = tl.load(weights + flat, mask=own, other=0.0)
-        if R > 1:
-            far_weights = (base + WEIGHT + half * WEIGHT_HALF).to(weights.dtype) + lane * (T * K)
-            weight += tl.load(far_weights + flat, mask=inside & (source != me), other=0.0)
-        tl.store(row_weights + row, weight, mask=fits)
-
-
-@triton.jit
-def _expand_own(
-    x, rows, scales, to, token, live, part, scale_row, scale_block, K: tl.constexpr, WORDS: tl.constexpr,
-    BLOCK: tl.constexpr, ROWS: tl.constexpr, PARTS: tl.constexpr, FP8: tl.constexpr, VECTOR: tl.constexpr,
-):  # fmt: skip
-    """Rows that this rank keeps; to: K times [ROWS] places."""
-    STEPS: tl.constexpr = ((WORDS + BLOCK - 1) // BLOCK + PARTS - 1) // PARTS
-    raw = _own_rows(x, token, live, part * STEPS, WORDS, BLOCK, FP8, VECTOR)
-    for step in range(STEPS):
-        block = part * STEPS + step
-        after = _own_rows(x, token, live & (step + 1 < STEPS), block + 1, WORDS, BLOCK, FP8, VECTOR)
-        if FP8:
-            value, scale = quantise(raw, ROWS, BLOCK * 4)
-            column = block * (BLOCK * 4) + tl.arange(0, BLOCK * 4)
-            bytes_ = rows.to(tl.pointer_type(tl.float8e4nv))
-            _scatter(value, bytes_, to, column, K, WORDS * 4, BLOCK * 4, VECTOR)
-            group = block * (BLOCK * 4 // FP8_BLOCK) + tl.arange(0, BLOCK * 4 // FP8_BLOCK)
-            _scatter_scales(scale, scales, to, group, group < WORDS * 4 // FP8_BLOCK, scale_row, scale_block, K)
-        else:
-            _scatter(raw, rows, to, block * BLOCK + tl.arange(0, BLOCK), K, WORDS, BLOCK, VECTOR)
-        raw = after
-
-
-@triton.jit
-def _expand_slot(
-    start, rows, scales, to, live, part, scale_row, scale_block, K: tl.constexpr, WORDS: tl.constexpr,
-    BLOCK: tl.constexpr, PARTS: tl.constexpr, FP8: tl.constexpr, VECTOR: tl.constexpr,
-):  # fmt: skip
-    """Rows that a peer has put into its slots; start: [ROWS] addresses of the slots."""
-    STEPS: tl.constexpr = ((WORDS + BLOCK - 1) // BLOCK + PARTS - 1) // PARTS
-    raw = _slot_rows(start, live, part * STEPS, WORDS, BLOCK, VECTOR)
-    if FP8:
-        GROUPS: tl.constexpr = STEPS * (BLOCK * 4 // FP8_BLOCK)
-        one = tl.arange(0, triton.next_power_of_2(GROUPS))
-        group = part * GROUPS + one
-        inside = (one < GROUPS) & (group < WORDS * 4 // FP8_BLOCK)
-        far = (start + WORDS * 4).to(tl.pointer_type(tl.float32))[:, None] + group[None, :]
-        scale = tl.load(far, mask=live[:, None] & inside[None, :], other=0.0)
-        _scatter_scales(scale, scales, to, group, inside, scale_row, scale_block, K)
-    for step in range(STEPS):
-        block = part * STEPS + step
-        after = _slot_rows(start, live & (step + 1 < STEPS), block + 1, WORDS, BLOCK, VECTOR)
-        _scatter(raw, rows, to, block * BLOCK + tl.arange(0, BLOCK), K, WORDS, BLOCK, VECTOR)
-        raw = after
-
-
-@triton.jit
-def _scatter(value, rows, to, column, K: tl.constexpr, LENGTH: tl.constexpr, WIDTH: tl.constexpr, VECTOR: tl.constexpr):
-    """[ROWS, WIDTH] elements to each of the rows' places; LENGTH: elements of a row."""
-    for k in tl.static_range(K):
-        target = tile(rows + to[k].to(tl.int64) * LENGTH, column, WIDTH, VECTOR)
-        tl.store(target, value, mask=(to[k] >= 0)[:, None] & (column < LENGTH)[None, :])
-
-
-@triton.jit
-def _scatter_scales(scale, scales, to, group, inside, scale_row, scale_block, K: tl.constexpr):
-    """[ROWS, GROUPS] scales to each of the rows' places, in either layout."""
-    for k in tl.static_range(K):
-        target = scales + (to[k] * scale_row)[:, None] + (group * scale_block)[None, :]
-        tl.store(target, scale, mask=(to[k] >= 0)[:, None] & inside[None, :])

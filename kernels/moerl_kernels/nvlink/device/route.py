@@ -36,14 +36,14 @@ def rank(
 ):
     """codes[slot] = expert << SHIFT | rank among this rank's slots of that expert; -1 for empty slots. counts: [E].
 
-    The last program counts, the others rank SUB slots each. BLOCKS is the pitch of what `count` left, 1 if it did
-    not run. A slot that is no expert sets fault[1] to `blame`.
+    The first program counts, which takes longest; the others rank SUB slots each. BLOCKS is the pitch of what `count`
+    left, 1 if it did not run. A slot that is no expert sets fault[1] to `blame`.
     """
     program = tl.program_id(0)
-    if program == tl.num_programs(0) - 1:
+    if program == 0:
         _count_all(topk, histogram, counts, slots, E, EP, BLOCK, BLOCKS)
     else:
-        _rank(topk, histogram, codes, fault, slots, blame, program, E, BLOCK, BLOCKS, SUB, SHIFT)
+        _rank(topk, histogram, codes, fault, slots, blame, program - 1, E, EP, BLOCK, BLOCKS, SUB, SHIFT)
 
 
 @triton.jit
@@ -57,15 +57,25 @@ def _count_all(
         known = (expert >= 0) & (expert < E)
         total = tl.histogram(tl.where(known, expert, 0), EP, mask=known)
     else:
-        # Several blocks a step: one after the other, each load would wait for the one before.
-        STEP: tl.constexpr = 16 if BLOCKS > 16 else BLOCKS
-        found = tl.cdiv(slots, BLOCK)
-        total = tl.zeros((EP,), tl.int32)
-        for first in range(0, found, STEP):
-            block = first + tl.arange(0, STEP)
-            inside = (block < found)[:, None] & (bins < E)[None, :]
-            total += tl.sum(tl.load(histogram + block[:, None] * E + bins[None, :], mask=inside, other=0), axis=0)
+        total = _before(histogram, tl.cdiv(slots, BLOCK), E, EP, BLOCKS)
     tl.store(counts + bins, total, mask=bins < E)
+
+
+@triton.jit
+def _before(histogram, blocks, E: tl.constexpr, EP: tl.constexpr, BLOCKS: tl.constexpr):
+    """[EP] slots of each expert in the first `blocks` blocks.
+
+    Many blocks a step, whole rows of them: one after the other, each load would wait for the one before, and reading
+    only the experts that are asked for costs a sector for every number.
+    """
+    STEP: tl.constexpr = 32 if BLOCKS > 32 else BLOCKS
+    bins = tl.arange(0, EP)
+    total = tl.zeros((EP,), tl.int32)
+    for first in range(0, blocks, STEP):
+        block = first + tl.arange(0, STEP)
+        inside = (block < blocks)[:, None] & (bins < E)[None, :]
+        total += tl.sum(tl.load(histogram + block[:, None] * E + bins[None, :], mask=inside, other=0), axis=0)
+    return total
 
 
 @triton.jit
@@ -78,6 +88,7 @@ def _rank(
     blame,
     program,
     E: tl.constexpr,
+    EP: tl.constexpr,
     BLOCK: tl.constexpr,
     BLOCKS: tl.constexpr,
     SUB: tl.constexpr,
@@ -95,8 +106,6 @@ def _rank(
     same = (chosen[:, None] == theirs[None, :]) & (other[None, :] < slot[:, None])
     place = tl.sum(same.to(tl.int32), axis=1)
     if BLOCKS > 1:
-        earlier = tl.arange(0, BLOCKS)
-        safe = tl.where(known, chosen, 0)
-        before = tl.load(histogram + earlier[None, :] * E + safe[:, None], mask=earlier[None, :] < block, other=0)
-        place += tl.sum(before, axis=1)
+        before = _before(histogram, block, E, EP, BLOCKS)
+        place += tl.gather(before, tl.where(known, chosen, 0), 0)
     tl.store(codes + slot, tl.where(known, (chosen << SHIFT) | place, -1), mask=inside)

@@ -33,9 +33,10 @@ def words(table, rank, offset):
 @triton.jit
 def now(polls, TIMED: tl.constexpr):
     """Nanoseconds of the device's clock; where there is none (the interpreter) each poll counts as one."""
+    time = polls
     if TIMED:
-        return globaltimer()
-    return polls
+        time = globaltimer()
+    return time
 
 
 @triton.jit
@@ -47,7 +48,7 @@ def poison(table, code, R: tl.constexpr, POISON: tl.constexpr):
 
 @triton.jit
 def poisoned(table, me, POISON: tl.constexpr):
-    """The code that somebody left here, 0 if nobody did."""
+    """The code that somebody left here, 0 if nobody did. An atomic: one thread reads, so that all go the same way."""
     return tl.atomic_add(words(table, me, POISON), 0, sem="relaxed", scope="sys")
 
 
@@ -91,6 +92,13 @@ def post(word, value):
     """*word = value, after everything that this program has stored before."""
     tl.debug_barrier()
     tl.atomic_xchg(word, value, sem="release", scope="sys")
+
+
+@triton.jit
+def post_all(word, value, mask):
+    """The same for several words at once: what they announce is fenced once, and a fence waits for every store."""
+    tl.debug_barrier()
+    tl.atomic_xchg(word, value, mask=mask, sem="release", scope="sys")
 
 
 @triton.jit

@@ -52,3 +52,13 @@ def ranks_of(codes, token, live, K: tl.constexpr, L: tl.constexpr, SHIFT: tl.con
         code = tl.load(codes + token * K + k, mask=live, other=-1)
         bits |= tl.where(code >= 0, 1 << ((code >> SHIFT) // L), 0)
     return bits
+
+
+@triton.jit
+def own_rows(x, token, live, block, WORDS: tl.constexpr, BLOCK: tl.constexpr, FP8: tl.constexpr, VECTOR: tl.constexpr):
+    """One block of columns of x's rows, as int32 words, or as floats to be quantised."""
+    LENGTH: tl.constexpr = WORDS * 4 if FP8 else WORDS
+    WIDTH: tl.constexpr = BLOCK * 4 if FP8 else BLOCK
+    column = block * WIDTH + tl.arange(0, WIDTH)
+    read = tile(x + token.to(tl.int64) * LENGTH, column, WIDTH, VECTOR)
+    return tl.load(read, mask=live[:, None] & (column < LENGTH)[None, :], other=0)
