@@ -30,7 +30,6 @@ from torch import Tensor
 from moerl_bench import nvlink_checks
 from moerl_kernels import EpBackend, EpConfig, EpGroup, create, fp8
 from moerl_kernels.config import SizeMode, Wire
-from moerl_kernels.nvlink import layout
 
 HIDDEN, EXPERTS, TOP_K = 7168, 256, 8
 WARM_UP = 5
@@ -238,7 +237,7 @@ def work(rank: int, size: int, options: argparse.Namespace) -> None:
         found[name] = answers
         say(f"[{time.monotonic() - began:.1f} s] {name}: {answers}")
     for grid in options.grids:
-        say(f"wire, combine wire, programs, batch {grid}: {tried(group, *grid)}")
+        say(f"wire, combine wire, programs {grid}: {tried(group, *grid)}")
     for case in cases(options):
         row = one_case(case, group, options.iterations)
         found["rows"].append(row)
@@ -329,10 +328,9 @@ def checks_of(options: argparse.Namespace) -> dict[str, Callable[[EpGroup], Any]
     }
 
 
-def tried(group: EpGroup, wire: int, combine_wire: int, programs: int, batch: int) -> dict[str, float]:
+def tried(group: EpGroup, wire: int, combine_wire: int, programs: int) -> dict[str, float]:
     """p50 of NVLink at 8192 tokens with so many programs, in graphs."""
     out = {}
-    usual, layout.BATCH = layout.BATCH, batch
     for kind, name in (("fp8", "dispatch"), ("same", "dispatch"), ("same", "combine")):
         case = Case(8192, kind, "static", graph=True, skew=0.0)  # type: ignore[arg-type]
         backend = create("NVLink", configuration(case), group)
@@ -340,7 +338,6 @@ def tried(group: EpGroup, wire: int, combine_wire: int, programs: int, batch: in
         ops = {name: operations(backend, case)[name]}
         out[f"{name} {kind}"] = round(statistics.median(measure(ops, 10, group, exact=False)[0][name]), 1)
         backend.close()
-    layout.BATCH = usual
     return out
 
 
@@ -388,9 +385,9 @@ def cases(options: argparse.Namespace) -> list[Case]:
     return out
 
 
-def _grid(text: str) -> tuple[int, int, int, int]:
-    wire, combine_wire, programs, batch = (int(part) for part in text.split(":"))
-    return wire, combine_wire, programs, batch
+def _grid(text: str) -> tuple[int, int, int]:
+    wire, combine_wire, programs = (int(part) for part in text.split(":"))
+    return wire, combine_wire, programs
 
 
 def compile_all(ranks: int, tokens: list[int]) -> None:
@@ -412,7 +409,7 @@ def main() -> int:
     parser.add_argument("--stress-seconds", type=float, default=0, help="also check NVLink, and stress it so long")
     parser.add_argument("--stress-rounds", type=int, default=100_000)
     parser.add_argument(
-        "--grids", type=_grid, nargs="*", default=[], help="wire:combine wire:programs:batch, tried at 8192 tokens"
+        "--grids", type=_grid, nargs="*", default=[], help="wire:combine wire:programs, tried at 8192 tokens"
     )
     parser.add_argument("--port", type=int, default=29533)
     options = parser.parse_args()

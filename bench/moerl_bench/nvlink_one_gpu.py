@@ -181,9 +181,11 @@ def compile_one(task: Task) -> None:
         triton.compile(program.source(), target=GPUTarget("cuda", 90, 32), options={"num_warps": program.warps})
 
 
-def compile_all(variants: list[Variant | None], tokens: list[int]) -> int:
+def compile_all(variants: list[Variant | None], tokens: list[int], *, checked: bool) -> int:
     """Everything that this program launches, over all cores; compiling is most of the time otherwise."""
-    tasks: list[Task] = [(config, ranks, None) for ranks in (1, 2, 3, 4, 8) for config in checks.configurations(ranks)]
+    tasks: list[Task] = [
+        (config, ranks, None) for ranks in (1, 2, 3, 4, 8) for config in checks.configurations(ranks) if checked
+    ]
     for variant in variants:
         for t in tokens:
             for wire in ("same", "fp8"):
@@ -249,7 +251,7 @@ def main() -> int:
     os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")  # fewer, and streams of two ranks share a queue
     variants: list[Variant | None] = [Variant(*map(int, text.split(":"))) for text in options.variants] or [None]
     began = time.monotonic()
-    count = compile_all(variants, options.tokens)
+    count = compile_all(variants, options.tokens, checked=not options.figures_only)
     print(f"[{time.monotonic() - began:.1f} s] compiled {count} configurations")
     found: dict[str, Any] = {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__}
 

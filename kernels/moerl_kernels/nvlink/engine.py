@@ -41,7 +41,7 @@ class Grid:
         there = torch.cuda.get_device_properties(group.device).multi_processor_count
         sharers = group.size if isinstance(group, LoopbackGroup) else 1
         programs = max((there - spare) // sharers, 1)
-        return cls(programs, max(min(32, programs // 3), 1), max(min(48, programs // 2), 1))
+        return cls(programs, max(min(48, programs // 2), 1), max(min(48, programs // 2), 1))
 
 
 class Engine:
@@ -106,12 +106,16 @@ class Engine:
     def route(self, groups: Tensor, codes: Tensor, counts: Tensor, fault: Tensor) -> None:
         """Place slots: groups [tokens, K] int64 -> codes [tokens, K], counts [E]; a strange value sets fault[1]."""
         programs, slots = self.programs, groups.numel()
-        if programs.blocks > 1 and slots:
-            programs.count.launch(-(-slots // programs.rank_block), groups, self.histogram, slots)
-        width = programs.rank.constants["SUB"]
-        programs.rank.launch(
-            -(-slots // width) + 1, groups, self.histogram, codes, counts, fault, slots, self.group.rank + 1
-        )
+        many = programs.blocks > 1
+        if many:
+            blocks = -(-slots // programs.rank_block)
+            if blocks:
+                programs.count.launch(blocks, groups, self.histogram, slots)
+            width = programs.scan.constants["WIDTH"]
+            programs.scan.launch(-(-self.layout.experts // width), self.histogram, counts, blocks)
+        launches = -(-slots // programs.rank.constants["SUB"]) + (0 if many else 1)
+        if launches:
+            programs.rank.launch(launches, groups, self.histogram, codes, counts, fault, slots, self.group.rank + 1)
 
     def dispatch(self, mode: int, tokens: int, arguments: tuple[Any, ...]) -> None:
         """arguments: as the kernel's, without what the engine holds."""

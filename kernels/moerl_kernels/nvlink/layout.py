@@ -33,7 +33,6 @@ class Shape(NamedTuple):
 # sums reads that many rows for every slot at once.
 SHAPES = {"words": Shape(16, 2048), "bytes8": Shape(16, 1024), "sums": Shape(16, 512)}
 FEW_TOKENS = 1024
-BATCH = 4  # items that are flagged together: a fence at system scope waits for all stores, microseconds each time
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +44,6 @@ class Tiling:
     rows: int
     parts: int
     vector: bool  # rows start at multiples of 16 bytes
-    batch: int  # items that are flagged together
 
     def items(self, tokens: int) -> int:
         """Items of so many tokens."""
@@ -63,7 +61,7 @@ class Tiling:
         block = max(min(piece // width, whole if whole * width >= 512 else _power(elements)), least)
         rows = min(shape.rows, 8) if few else shape.rows
         parts = -(-elements // block) if few else 1
-        return cls(elements, block, min(rows, _power(tokens)), parts, elements * width % 16 == 0, 1 if few else BATCH)
+        return cls(elements, block, min(rows, _power(tokens)), parts, elements * width % 16 == 0)
 
 
 @dataclass(frozen=True)

@@ -8,14 +8,13 @@ from typing import Any
 from moerl_kernels.nvlink.device.combine import combine
 from moerl_kernels.nvlink.device.dispatch import dispatch
 from moerl_kernels.nvlink.device.exchange import exchange
-from moerl_kernels.nvlink.device.route import count, rank
+from moerl_kernels.nvlink.device.route import count, rank, scan
 from moerl_kernels.nvlink.layout import EXCHANGE_CHUNK, Layout, Tiling, _power
 from moerl_kernels.nvlink.program import POINTER, Program
 
-SUB = 32  # slots that one program of `rank` places, when they are few
-MANY = 128  # when they are many
-SMALL = 2048  # up to so many slots are placed without counting blocks first
-BLOCK = 512  # slots of a block otherwise
+SMALL = 2048  # up to so many slots are placed by one kernel, all of them one block
+BLOCKS = 512  # of 128 slots or more otherwise
+SCAN_WIDTH = 16  # experts that one program of `scan` adds up
 WARPS = {"dispatch": 16, "combine": 16}
 
 
@@ -24,6 +23,7 @@ class Programs:
     """Everything that an operation launches."""
 
     count: Program
+    scan: Program
     rank: Program
     dispatch: Program
     combine: Program
@@ -33,7 +33,7 @@ class Programs:
 
     def all(self) -> dict[str, Program]:
         """By name."""
-        return {name: getattr(self, name) for name in ("count", "rank", "dispatch", "combine", "exchange")}
+        return {name: getattr(self, name) for name in ("count", "scan", "rank", "dispatch", "combine", "exchange")}
 
     def prepare(self) -> None:
         """Compile and load all."""
@@ -44,18 +44,15 @@ class Programs:
     def of(cls, layout: Layout, *, timed: bool = True) -> Programs:
         """For one layout. timed: there is a device clock (not so with the interpreter)."""
         slots = layout.tokens * layout.top_k
-        block = _power(slots) if slots <= SMALL else BLOCK
+        block = _power(slots) if slots <= SMALL else max(128, _power(-(-slots // BLOCKS)))
         blocks = _power(-(-slots // block))
         experts = {"E": layout.experts, "EP": _power(layout.experts)}
-        route = {
-            **experts,
-            "BLOCK": block,
-            "BLOCKS": blocks,
-            "SUB": min(SUB if blocks == 1 else MANY, block),
-            "SHIFT": layout.shift,
-        }
+        each = min(32, block) if blocks == 1 else 128
+        route = {**experts, "BLOCK": block, "BLOCKS": blocks, "SUB": each, "SHIFT": layout.shift}
+        added = {"E": layout.experts, "BLOCKS": blocks, "WIDTH": SCAN_WIDTH}
         return cls(
-            count=Program(count, ("*i64", "*i32", "i32"), {**experts, "BLOCK": block}),
+            count=Program(count, ("*i64", "*i32", "i32"), {**experts, "BLOCK": block}, warps=4),
+            scan=Program(scan, ("*i32", "*i32", "i32"), added, warps=16),
             rank=Program(rank, ("*i64", "*i32", "*i32", "*i32", "*i64", "i32", "i32"), route),
             dispatch=_dispatch(layout, timed),
             combine=_combine(layout, timed),
@@ -92,7 +89,6 @@ def _pieces(tiling: Tiling) -> dict[str, Any]:
         "ROWS": tiling.rows,
         "PARTS": tiling.parts,
         "VECTOR": tiling.vector,
-        "BATCH": tiling.batch,
     }
 
 

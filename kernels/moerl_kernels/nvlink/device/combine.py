@@ -20,7 +20,7 @@ def combine(
     y, weights, position, tokens_of, codes, out, state, table, tokens, me, wire, mode, limit,
     R: tl.constexpr, K: tl.constexpr, L: tl.constexpr, T: tl.constexpr, SHIFT: tl.constexpr,
     HIDDEN: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, PARTS: tl.constexpr,
-    VECTOR: tl.constexpr, BATCH: tl.constexpr, TIMED: tl.constexpr, ITEMS: tl.constexpr,
+    VECTOR: tl.constexpr, TIMED: tl.constexpr, ITEMS: tl.constexpr,
     STRIDE: tl.constexpr, POISON: tl.constexpr, CREDIT: tl.constexpr, HELLO: tl.constexpr, FLAG: tl.constexpr,
     SLOT: tl.constexpr, SLOT_HALF: tl.constexpr,
 ):  # fmt: skip
@@ -39,23 +39,19 @@ def combine(
                 most = tl.full((), 0, tl.int32)
                 for i in tl.static_range(R - 1):
                     most = tl.maximum(most, tl.load(tokens_of + (me + 1 + i) % R))
-                # A batch is consecutive items of one owner; owners take turns.
-                at = pid
-                while at < tl.cdiv(tl.cdiv(most, ROWS) * PARTS, BATCH) * (R - 1):
-                    lane = at % (R - 1)
-                    first = at // (R - 1) * BATCH
+                item = pid
+                while item < tl.cdiv(most, ROWS) * PARTS * (R - 1):
+                    lane = item % (R - 1)  # owners take turns
+                    local = item // (R - 1)
                     owner = (me + 1 + lane) % R
                     theirs = tl.load(tokens_of + owner)
-                    items = tl.cdiv(theirs, ROWS) * PARTS
-                    for item in range(first, tl.minimum(first + BATCH, items)):
+                    if local < tl.cdiv(theirs, ROWS) * PARTS:
                         _send(
-                            y, weights, position, table, me, half, owner, lane, item, theirs, weighted,
+                            y, weights, position, table, me, half, owner, lane, local, theirs, weighted,
                             R, K, T, HIDDEN, BLOCK, ROWS, PARTS, VECTOR, STRIDE, SLOT, SLOT_HALF,
                         )  # fmt: skip
-                    batch = first + tl.arange(0, BATCH)
-                    flags = sync.words(table, owner, FLAG) + (parity * R + me) * ITEMS
-                    sync.post_all(flags + batch, tag + tl.zeros_like(batch), batch < items)
-                    at += wire
+                        sync.post(sync.words(table, owner, FLAG) + (parity * R + me) * ITEMS + local, tag)
+                    item += wire
     if (mode & sync.RECEIVE) != 0:
         if dead == 0:
             each = tl.cdiv(tokens, ROWS) * PARTS

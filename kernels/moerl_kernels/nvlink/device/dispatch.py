@@ -24,7 +24,7 @@ def dispatch(
     R: tl.constexpr, K: tl.constexpr, KP: tl.constexpr, L: tl.constexpr, LP: tl.constexpr, T: tl.constexpr,
     SHIFT: tl.constexpr, ALIGNMENT: tl.constexpr, WORDS: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
     PARTS: tl.constexpr, FP8: tl.constexpr, VECTOR: tl.constexpr, TIMED: tl.constexpr, ITEMS: tl.constexpr,
-    STRIDE: tl.constexpr, BATCH: tl.constexpr, PER_SOURCE: tl.constexpr, NOTE_WORDS: tl.constexpr,
+    STRIDE: tl.constexpr, PER_SOURCE: tl.constexpr, NOTE_WORDS: tl.constexpr,
     POISON: tl.constexpr, CREDIT: tl.constexpr, HELLO: tl.constexpr, NOTE: tl.constexpr, FLAG: tl.constexpr,
     CODE: tl.constexpr, WEIGHT: tl.constexpr, SLOT: tl.constexpr, CODE_HALF: tl.constexpr,
     WEIGHT_HALF: tl.constexpr, SLOT_HALF: tl.constexpr,
@@ -49,20 +49,17 @@ def dispatch(
             if fresh & (pid == 0) & (dead == 0):
                 _announce(counts, tokens, table, me, parity, tag, R, L, LP, NOTE, NOTE_WORDS, HELLO)
             if dead == 0:
-                items = tl.cdiv(tokens, ROWS) * PARTS
-                first = pid * BATCH
-                while first < items:
-                    for item in range(first, tl.minimum(first + BATCH, items)):
-                        _push(
-                            x, codes, weights, table, tokens, me, half, item, fresh, weighted,
-                            R, K, KP, L, T, SHIFT, WORDS, BLOCK, ROWS, PARTS, FP8, VECTOR, STRIDE,
-                            CODE, WEIGHT, SLOT, CODE_HALF, WEIGHT_HALF, SLOT_HALF,
-                        )  # fmt: skip
-                    batch = first + tl.arange(0, BATCH)
+                item = pid
+                while item < tl.cdiv(tokens, ROWS) * PARTS:
+                    _push(
+                        x, codes, weights, table, tokens, me, half, item, fresh, weighted,
+                        R, K, KP, L, T, SHIFT, WORDS, BLOCK, ROWS, PARTS, FP8, VECTOR, STRIDE,
+                        CODE, WEIGHT, SLOT, CODE_HALF, WEIGHT_HALF, SLOT_HALF,
+                    )  # fmt: skip
                     for i in tl.static_range(R - 1):
                         flags = sync.words(table, (me + 1 + i) % R, FLAG) + (parity * R + me) * ITEMS
-                        sync.post_all(flags + batch, tag + tl.zeros_like(batch), batch < items)
-                    first += wire * BATCH
+                        sync.post(flags + item, tag)
+                    item += wire
     if (mode & sync.RECEIVE) != 0:
         if fresh:
             if dead == 0:

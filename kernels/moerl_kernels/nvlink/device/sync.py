@@ -95,13 +95,6 @@ def post(word, value):
 
 
 @triton.jit
-def post_all(word, value, mask):
-    """The same for several words at once: what they announce is fenced once, and a fence waits for every store."""
-    tl.debug_barrier()
-    tl.atomic_xchg(word, value, mask=mask, sem="release", scope="sys")
-
-
-@triton.jit
 def wait_credits(
     table, me, epoch, op, limit, R: tl.constexpr, CREDIT: tl.constexpr, POISON: tl.constexpr, TIMED: tl.constexpr
 ):
