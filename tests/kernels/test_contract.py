@@ -116,7 +116,10 @@ def shapes(**changes: Any) -> list[EpConfig]:
 @pytest.mark.parametrize("name", FAST)
 def test_equals_reference(name: str, ranks: int) -> None:
     """fp64: rows bitwise, sums and gradients to rounding."""
-    assert all(run(ranks, compare, name, shapes(), 1e-12))
+    configs = shapes()
+    if name == "NVLink" and ranks > 2:  # interpreted, and each waiting process keeps a core busy
+        configs = [replace(BASE, alignment=8, size_mode="static"), replace(BASE, layout="compact")]
+    assert all(run(ranks, compare, name, configs, 1e-12))
 
 
 @pytest.mark.parametrize("name", FAST)

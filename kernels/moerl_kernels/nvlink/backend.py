@@ -169,6 +169,7 @@ class NVLink(EpBackend):
             return self._dispatched(rows, scales, got, handle)
 
         if not halves:
+            self._only("dispatch")
             self._engine.dispatch(mode | WHOLE, handle.tokens, arguments)
             return Pending(result)
         return self._halves(
@@ -183,8 +184,7 @@ class NVLink(EpBackend):
         return torch.empty(blocks, pitch, dtype=torch.float32, device=self.group.device)[:, :rows].t()
 
     def _halves(self, name: str, launch: Any, result: Any) -> Pending:
-        if self._open:
-            raise EpError(f"{name} started before the operation before it was finished: an arena carries one at a time")
+        self._only(name)
         with self._launching(name):
             launch(SEND)
         self._open = True
@@ -198,6 +198,10 @@ class NVLink(EpBackend):
             return result()
 
         return Pending(finish)
+
+    def _only(self, name: str) -> None:
+        if self._open:
+            raise EpError(f"{name} started before the operation before it was finished: an arena carries one at a time")
 
     # --- combine ---------------------------------------------------------------------------------------
 
@@ -250,6 +254,7 @@ class NVLink(EpBackend):
 
     def _pull(self, rows: Tensor, handle: Handle, weights: Tensor | None = None) -> Pending:
         with self._launching("combine"):
+            self._only("combine")
             launch, out = self._pulling(rows, handle, weights)
             launch(WHOLE)
         return Pending(lambda: out)
