@@ -15,6 +15,8 @@ from moerl_operator.kube.api import KubeError
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 RAW = "benchmarks/control-plane.json"
+RESULTS = Path(__file__).resolve().parents[1] / "results"
+KERNEL_RESULTS = ("expert-parallel-two-h200.json", "nvlink-one-h200.json")
 
 
 @click.group()
@@ -54,8 +56,11 @@ def page(docs: Path) -> None:
 
 
 def _write_page(docs: Path) -> None:
-    from moerl_bench import report
+    from moerl_bench import kernels_report, report
 
     target = docs / "benchmarks.md"
-    target.write_text(report.control_plane(json.loads((docs / RAW).read_text()), raw=RAW))
+    text = report.control_plane(json.loads((docs / RAW).read_text()), raw=RAW)
+    # Those runs need GPUs, so their raw figures come with the repository and the page is written from them each time.
+    two, one = (json.loads((RESULTS / name).read_text()) for name in KERNEL_RESULTS)
+    target.write_text(text + "\n" + kernels_report.section(two, one, raw="../bench/results"))
     click.echo(target)
