@@ -103,9 +103,9 @@ def _protocol(two: Figures, one: Figures) -> list[str]:
             Stress on the two GPUs: {stress["rounds"]} rounds of a dispatch and a combine with random delays, eager
             calls, graph replays, repeated routes and receiving halves on another stream mixed, from just below the wrap
             of the epoch on: {apart} results differed. Ranks as threads of one GPU: {shared} ranks, {different}
-            differed. The contract ({two["contract"][0]} dispatches against Reference on each rank), gradients, overflow,
-            a rank that never launches and one that fails before it does passed on two GPUs; all but the gradients also
-            with ranks that share one.
+            differed. The contract ({two["contract"][0]} dispatches against Reference on each rank), gradients,
+            overflow, a rank that never launches and one that fails before it does passed on two GPUs; all but the
+            gradients also with ranks that share one.
         """),
     ]
 

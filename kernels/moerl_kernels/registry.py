@@ -42,6 +42,7 @@ def create(name: str, config: EpConfig, group: EpGroup | None = None) -> EpBacke
     ]
     if reasons:
         raise EpUnavailable(f"backend {name} cannot run: " + "; ".join(reasons))
+    agree(group, {"versions": sorted(support.versions.items())})
     backend = cls(config, group)
     group.barrier()
     return backend
