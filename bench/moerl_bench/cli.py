@@ -17,6 +17,7 @@ DOCS = Path(__file__).resolve().parents[2] / "docs"
 RAW = "benchmarks/control-plane.json"
 RESULTS = Path(__file__).resolve().parents[1] / "results"
 KERNEL_RESULTS = ("expert-parallel-two-h200.json", "nvlink-one-h200.json")
+ROLLOUT_RESULT = "expert-parallel-rollout.json"
 
 
 @click.group()
@@ -56,11 +57,13 @@ def page(docs: Path) -> None:
 
 
 def _write_page(docs: Path) -> None:
-    from moerl_bench import kernels_report, report
+    from moerl_bench import kernels_report, report, rollout_report
 
     target = docs / "benchmarks.md"
     text = report.control_plane(json.loads((docs / RAW).read_text()), raw=RAW)
     # Those runs need GPUs, so their raw figures come with the repository and the page is written from them each time.
     two, one = (json.loads((RESULTS / name).read_text()) for name in KERNEL_RESULTS)
-    target.write_text(text + "\n" + kernels_report.section(two, one, raw="../bench/results"))
+    text += "\n" + kernels_report.section(two, one, raw="../bench/results")
+    rollout = json.loads((RESULTS / ROLLOUT_RESULT).read_text())
+    target.write_text(text + "\n" + rollout_report.section(rollout, raw=f"../bench/results/{ROLLOUT_RESULT}"))
     click.echo(target)
