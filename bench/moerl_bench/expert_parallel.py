@@ -28,6 +28,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from moerl_bench import nvlink_checks
+from moerl_bench.gpu_facts import copy_speed, grouped_mm_in_a_graph, link_speed
 from moerl_kernels import EpBackend, EpConfig, EpGroup, create, fp8
 from moerl_kernels.config import SizeMode, Wire
 
@@ -175,25 +176,6 @@ def summary(times: list[float]) -> dict[str, float]:
     return {"p50": statistics.median(ordered), "p90": at(0.9), "p99": at(0.99)}  # type: ignore[no-untyped-call]
 
 
-def grouped_mm_in_a_graph(device: torch.device) -> str:
-    """Whether torch's grouped matrix multiplication captures into a CUDA graph and follows changed sizes on replay."""
-    x = torch.randn(1024, 2048, device=device, dtype=torch.bfloat16)
-    w = torch.randn(16, 2048, 1024, device=device, dtype=torch.bfloat16)
-    ends = torch.arange(1, 17, device=device, dtype=torch.int32) * 32
-    side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-    with torch.cuda.stream(side):
-        torch.nn.functional.grouped_mm(x, w, offs=ends)
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        out = torch.nn.functional.grouped_mm(x, w, offs=ends)
-    ends.copy_(torch.arange(1, 17, device=device, dtype=torch.int32) * 64)
-    graph.replay()
-    want = torch.nn.functional.grouped_mm(x, w, offs=ends)
-    torch.cuda.synchronize()
-    return "captures, and replays with the sizes of the moment" if torch.equal(out, want) else "replays wrongly"
-
-
 def configuration(case: Case) -> EpConfig:
     """What a case asks of a backend."""
     return EpConfig(
@@ -280,38 +262,6 @@ def wire_rows(case: Case, group: EpGroup) -> int:
 def row_bytes(case: Case, operation: str) -> int:
     """Bytes of a row on the wire; what combine returns is bf16 always."""
     return HIDDEN + HIDDEN // 128 * 4 if case.wire == "fp8" and operation.endswith("dispatch") else 2 * HIDDEN
-
-
-def link_speed(group: EpGroup) -> float:
-    """GB/s that each rank sends while it receives as much: NCCL's send and receive of 512 MiB."""
-    peer = (group.rank + 1) % group.size
-    source = (group.rank - 1) % group.size
-    out, into = (torch.empty(2**29, dtype=torch.uint8, device=group.device) for _ in range(2))
-    times = []
-    for _ in range(8):
-        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-        start.record()
-        ops = [dist.P2POp(dist.isend, out, peer), dist.P2POp(dist.irecv, into, source)]
-        for pending in dist.batch_isend_irecv(ops):
-            pending.wait()
-        end.record()
-        end.synchronize()
-        times.append(start.elapsed_time(end) / 1000)
-    return float(round(2**29 / statistics.median(times[2:]) / 1e9, 1))
-
-
-def copy_speed() -> float:
-    """GB/s read and written by a copy of 1 GiB on one GPU."""
-    a, b = (torch.randint(0, 9, (2**28,), dtype=torch.int32, device="cuda") for _ in range(2))
-    times = []
-    for _ in range(10):
-        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-        start.record()
-        a.copy_(b)
-        end.record()
-        end.synchronize()
-        times.append(start.elapsed_time(end) / 1000)
-    return float(round(2 * 2**30 / statistics.median(times[2:]) / 1e9, 1))
 
 
 def checks_of(options: argparse.Namespace) -> dict[str, Callable[[EpGroup], Any]]:

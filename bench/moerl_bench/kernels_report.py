@@ -16,7 +16,8 @@ def section(two: Figures, one: Figures, *, raw: str) -> str:
         "## Expert parallelism on two H200s",
         "",
         f"{two['gpus']} joined by NVLink, torch {two['torch']}, NCCL {two['nccl']}, hidden 7168, top-8 of 256 experts, "
-        f"uniform routing unless said. Written from [{raw}]({raw}) by `moerl bench page`; the runs are `python -m "
+        f"uniform routing unless said; sources of commit {two['commit']}. Written from [{raw}]({raw}) by "
+        "`moerl bench page`; the runs are `python -m "
         "moerl_bench.expert_parallel` and `python -m moerl_bench.nvlink_one_gpu`. "
         f"In the same run NCCL's send and receive moved {two['linkGBps']} GB/s each way at once, and a copy within one "
         f"GPU {two['copyGBps']:.0f} GB/s, read and written.",

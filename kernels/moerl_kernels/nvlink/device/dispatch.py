@@ -61,13 +61,8 @@ def dispatch(
                         sync.post(flags + item, tag)
                     item += wire
     if (mode & sync.RECEIVE) != 0:
-        if fresh:
-            if dead == 0:
-                for i in tl.static_range(R - 1):
-                    peer = (me + 1 + i) % R
-                    hello = sync.words(table, me, HELLO) + parity * R + peer
-                    code = sync.blame(me, peer, OP)
-                    dead = tl.maximum(dead, sync.wait(hello, tag, False, table, me, code, limit, R, POISON, TIMED))
+        if fresh & (dead == 0):
+            dead = _notes(table, me, parity, tag, limit, R, HELLO, POISON, TIMED)
             if dead == 0:
                 _lay_out(
                     counts, tokens, tokens_of, group_counts, group_starts, fault, scratch, table, capacity, me, parity,
@@ -80,15 +75,7 @@ def dispatch(
             each = tl.cdiv(most, ROWS) * PARTS
             item = tl.atomic_add(state + sync.WORK, 1, sem="relaxed", scope="gpu")
             while item < each * R:
-                # Own items first: they wait for nobody. Then the peers' in turn, as they arrive.
-                if R > 1:
-                    lane = tl.where(item < each, R - 1, (item - each) % (R - 1))
-                    local = tl.where(item < each, item, (item - each) // (R - 1))
-                    source = (me + 1 + lane) % R
-                else:
-                    lane = tl.full((), 0, tl.int32)
-                    local = item
-                    source = me
+                source, lane, local = _turn(item, each, me, R)
                 if local < tl.cdiv(tl.load(tokens_of + source), ROWS) * PARTS:
                     if source != me:
                         flag = sync.words(table, me, FLAG) + (parity * R + source) * ITEMS + local
@@ -105,6 +92,31 @@ def dispatch(
                 item = tl.atomic_add(state + sync.WORK, 1, sem="relaxed", scope="gpu")
                 item = tl.where(dead == 0, item, each * R)
         sync.leave(state, table, me, epoch, parity, tl.num_programs(0), R, CREDIT, HELLO)
+
+
+@triton.jit
+def _notes(
+    table, me, parity, tag, limit, R: tl.constexpr, HELLO: tl.constexpr, POISON: tl.constexpr, TIMED: tl.constexpr
+):
+    """Until every peer's note is here. Returns 0, or the poison that ended it."""
+    dead = tl.full((), 0, tl.int32)
+    for i in tl.static_range(R - 1):
+        peer = (me + 1 + i) % R
+        hello = sync.words(table, me, HELLO) + parity * R + peer
+        code = sync.blame(me, peer, OP)
+        dead = tl.maximum(dead, sync.wait(hello, tag, False, table, me, code, limit, R, POISON, TIMED))
+    return dead
+
+
+@triton.jit
+def _turn(item, each, me, R: tl.constexpr):
+    """(source, its lane, its item): own items first, which wait for nobody; then the peers' in turn, as they arrive."""
+    lane = tl.full((), 0, tl.int32)
+    local = item
+    if R > 1:
+        lane = tl.where(item < each, R - 1, (item - each) % (R - 1))
+        local = tl.where(item < each, item, (item - each) // (R - 1))
+    return (me + 1 + lane) % R, lane, local
 
 
 @triton.jit
