@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from moerl_kernels import BACKENDS, EpConfig, EpGroup, EpInputError, EpMismatch, EpOverflow, create
+from moerl_kernels import BACKENDS, EpConfig, EpConfigError, EpGroup, EpInputError, EpMismatch, EpOverflow, create
 from support.ranks import run
 
 pytestmark = pytest.mark.torch
@@ -178,9 +178,9 @@ def test_send_and_receive_halves_equal_the_whole(name: str) -> None:
     assert all(run(2, _halves, name))
 
 
-def _fp8(name: str, exact: bool) -> float:
+def _fp8(name: str, exact: bool, layout: Any = "expert_major") -> float:
     group = EpGroup.of()
-    config = replace(BASE, dtype=torch.bfloat16, hidden=256, wire="fp8", scale_layout="tma_column_major")
+    config = replace(BASE, dtype=torch.bfloat16, hidden=256, layout=layout, wire="fp8", scale_layout="tma_column_major")
     backend = create(name, config, group)
     x, idx, weights = routing("uniform", group.rank, config, 2)
     if exact:  # every block spans the whole of e4m3, so that its scale is a power of two and nothing is rounded
@@ -199,10 +199,28 @@ def _fp8(name: str, exact: bool) -> float:
     return float((back - plain.rows.float()).abs().max() / plain.rows.float().abs().max())
 
 
+@pytest.mark.parametrize("layout", ["expert_major", "compact"])
 @pytest.mark.parametrize("name", HERE)
-def test_fp8_rows_carry_their_scales(name: str) -> None:
+def test_fp8_rows_carry_their_scales(name: str, layout: str) -> None:
     """Rows that e4m3 can hold arrive as they were."""
-    assert max(run(2, _fp8, name, True)) == 0
+    assert max(run(2, _fp8, name, True, layout)) == 0
+
+
+def _fp8_gradient(name: str) -> str:
+    group = EpGroup.of()
+    config = replace(BASE, dtype=torch.bfloat16, hidden=128, wire="fp8")
+    backend = create(name, config, group)
+    x, idx, weights = routing("uniform", group.rank, config, 2)
+    backend.dispatch(x, idx, weights.requires_grad_())  # router weights may want gradients elsewhere
+    with pytest.raises(EpConfigError) as raised:
+        backend.dispatch(x.requires_grad_(), idx, weights)
+    return str(raised.value)
+
+
+@pytest.mark.parametrize("name", HERE)
+def test_fp8_refuses_gradients(name: str) -> None:
+    """Rather than to leave them out in silence."""
+    assert all("no gradient" in message for message in run(2, _fp8_gradient, name))
 
 
 @pytest.mark.parametrize("name", [name for name in HERE if name != "NVLink"])

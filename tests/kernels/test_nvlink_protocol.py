@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from moerl_kernels import EpConfig, EpConfigError, EpError, EpGroup, EpTimeout, create
+from moerl_kernels import EpConfig, EpConfigError, EpError, EpGroup, EpTimeout, EpUnavailable, create
 from moerl_kernels.nvlink import NVLink, loopback
 from support.ranks import run
 
@@ -76,9 +76,10 @@ def _late_consumer() -> bool:
         if group.rank == 1:
             time.sleep(0.3)
         got = pending.finish()
-        outputs.append((got, got.rows.clone()))
+        bits = got.rows.view(torch.int16)  # rows beyond the last hold anything, NaN included
+        outputs.append((bits, bits.clone()))
     backend.check()
-    return all(torch.equal(got.rows, copy) for got, copy in outputs)  # owned: no later operation wrote to them
+    return all(torch.equal(bits, copy) for bits, copy in outputs)  # owned: no later operation wrote to them
 
 
 def test_a_late_consumer_loses_nothing() -> None:
@@ -155,6 +156,23 @@ def test_what_does_not_fit_into_a_code_is_refused() -> None:
     config = EpConfig(num_experts=4096, top_k=8, hidden=8, max_tokens_per_rank=2**17)
     with pytest.raises(EpConfigError, match="lower max_tokens_per_rank"):
         create("NVLink", config, EpGroup(0, 1, torch.device("cpu")))
+
+
+def _bad_environment(monkeypatched: str) -> str:
+    import os
+
+    if EpGroup.of().rank == 1:
+        os.environ["MOERL_EP_TIMEOUT_S"] = monkeypatched
+    with pytest.raises(EpUnavailable) as raised:
+        made()
+    return str(raised.value)
+
+
+def test_what_one_rank_cannot_prepare_is_an_error_on_all() -> None:
+    """Nobody waits for a rank that has given up in create."""
+    messages = run(2, _bad_environment, "soon")
+    assert messages[0] == messages[1]
+    assert "rank 1: ValueError" in messages[0]
 
 
 def _report() -> tuple[str, int]:

@@ -78,6 +78,8 @@ class NVLink(EpBackend):
         self._layout.check()
         self._engine = Engine(self._layout, group)
         self._open = False
+        self._wide = torch.float64 if self._layout.weight_bytes == 8 else torch.float32
+        self._nothing = torch.empty(1, dtype=self._wide, device=group.device)  # where an operation has no weights
 
     def close(self) -> None:
         """Give back the arena. A collective, unless an operation has timed out."""
@@ -126,10 +128,13 @@ class NVLink(EpBackend):
             if handle is None:
                 x, weights, handle = self._plan(x, topk_idx, weights)
             graded = x.requires_grad or (weights is not None and weights.requires_grad)
-            if torch.is_grad_enabled() and graded:
+            if self.config.wire == "fp8":
+                if torch.is_grad_enabled() and x.requires_grad:
+                    raise EpConfigError("wire fp8 has no gradient; train with wire same")
+            elif torch.is_grad_enabled() and graded:
                 return EpBackend.dispatch_start(self, x, topk_weights=weights, handle=handle)
             if weights is not None:
-                weights = weights.to(torch.float64 if self._layout.weight_bytes == 8 else torch.float32)
+                weights = weights.detach().to(self._wide)
             return self._move(x, handle, weights, halves)
 
     def _move(self, x: Tensor, handle: Handle, weights: Tensor | None, halves: bool) -> Pending:
@@ -146,11 +151,11 @@ class NVLink(EpBackend):
         arguments = (
             x.contiguous() if fp8 else x.contiguous().view(torch.int32),
             extra.codes,
-            extra.counts if ride is None else ride.contiguous(),
+            self._nothing if ride is None else ride.contiguous(),
             extra.counts,
             rows.view(torch.int32),
-            rows if scales is None else scales,
-            rows if row_weights is None else row_weights,
+            self._nothing if scales is None else scales,
+            self._nothing if row_weights is None else row_weights,
             extra.position,
             extra.tokens_of,
             handle.arrangement.counts,
@@ -208,12 +213,10 @@ class NVLink(EpBackend):
     def combine(self, y: Tensor, handle: Handle, *, weights: Tensor | None = None) -> Tensor:
         """As in EpBackend; both halves in one kernel."""
         self._weights_fit(weights)
-        out: Tensor
-        if torch.is_grad_enabled() and (y.requires_grad or (weights is not None and weights.requires_grad)):
-            out = EpBackend.combine_start(self, y, handle, weights=weights).finish()
-        else:
-            out = self._pull(y, handle, weights).finish()
-        return out
+        graded = y.requires_grad or (weights is not None and weights.requires_grad)
+        if torch.is_grad_enabled() and graded:
+            return EpBackend.combine_start(self, y, handle, weights=weights).finish()  # type: ignore[no-any-return]
+        return self._pull(y, handle, weights).finish()  # type: ignore[no-any-return]
 
     def combine_start(self, y: Tensor, handle: Handle, *, weights: Tensor | None = None) -> Pending:
         """As in EpBackend: a kernel that only sends; `.finish()` launches the one that receives, on any stream."""
@@ -232,10 +235,9 @@ class NVLink(EpBackend):
     def _pulling(self, rows: Tensor, handle: Handle, weights: Tensor | None) -> tuple[Any, Tensor]:
         extra: _Extra = handle.extra
         out = torch.empty(handle.tokens, self.config.hidden, dtype=rows.dtype, device=rows.device)
-        wide = torch.float64 if self._layout.weight_bytes == 8 else torch.float32
         arguments = (
             rows.contiguous(),
-            extra.counts if weights is None else weights.to(wide).contiguous(),
+            self._nothing if weights is None else weights.to(self._wide).contiguous(),
             extra.position,
             extra.tokens_of,
             extra.codes,
@@ -261,13 +263,12 @@ class NVLink(EpBackend):
 
     def _push_slots(self, values: Tensor, handle: Handle) -> Tensor:
         gathered = self._spread(values)
+        row, mine = self._rows_of(handle)
         if self._layout.compact:
-            row, mine = self._rows_of(handle)
             local = self._local_slots(handle)
             out = values.new_zeros(handle.rows + 1, values.shape[1])
             out[row.flatten()] = (gathered * (local >= 0)).flatten(0, 1)
             return out[: handle.rows]
-        row, mine = self._rows_of(handle)
         out = values.new_zeros(handle.rows + 1)
         out[row.flatten()] = gathered.where(mine, 0).flatten()
         return out[: handle.rows]
@@ -311,9 +312,8 @@ class NVLink(EpBackend):
         if not self._layout.compact:
             return None
         local = self._local_slots(handle)
-        row, _ = self._rows_of(handle)
         out = local.new_full((handle.rows + 1, self.config.top_k), -1)
-        out[row.flatten()] = local.flatten(0, 1)
+        out[self._rows_of(handle)[0].flatten()] = local.flatten(0, 1)
         return out[: handle.rows]
 
     # --- routing, agreement, errors --------------------------------------------------------------------

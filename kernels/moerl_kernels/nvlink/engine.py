@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -51,9 +52,8 @@ class Engine:
         self.layout = layout
         self.group = group
         self.grid = Grid.of(group)
-        self.timeout = float(os.environ.get(TIMEOUT, DEFAULT_TIMEOUT))
-        self._prepare()
-        self.memory = allocate(group, layout.offsets["END"])
+        self._together("cannot be prepared", self._prepare)
+        self._together("cannot share memory between its ranks", self._allocate)
         device = group.device
         self.table = self.memory.table()
         self.state = torch.zeros(STATE_WORDS, dtype=torch.int32, device=device)
@@ -72,25 +72,33 @@ class Engine:
             return 4
         return torch.cuda.get_device_properties(self.group.device).multi_processor_count * 2
 
-    def _prepare(self) -> None:
-        """Compile and load everything before any rank can wait for another; what fails on one fails on all."""
+    def _together(self, what: str, step: Callable[[], None]) -> None:
+        """Do a step of create; what fails on one rank fails on all, with every rank's reason."""
         failure = ""
         try:
-            from moerl_kernels.nvlink.program import interpreted
-            from moerl_kernels.nvlink.programs import Programs
-
-            if self.group.device.type != "cuda" and not interpreted():
-                raise EpConfigError("backend NVLink runs on GPUs; on the CPU only by Triton's interpreter")
-            self.timed = self.group.device.type == "cuda"
-            self.programs = Programs.of(self.layout, timed=self.timed)
-            self.programs.prepare()
+            step()
         except EpConfigError:
-            raise
+            raise  # follows from what all ranks have agreed on
         except Exception as error:
             failure = f"{type(error).__name__}: {error}"
         failures = [f"rank {r}: {f}" for r, f in enumerate(self.group.gather_objects(failure)) if f]
         if failures:
-            raise EpUnavailable("backend NVLink cannot compile its kernels: " + "; ".join(failures))
+            raise EpUnavailable(f"backend NVLink {what}: " + "; ".join(failures))
+
+    def _prepare(self) -> None:
+        """Compile and load everything before any rank can wait for another."""
+        from moerl_kernels.nvlink.program import interpreted
+        from moerl_kernels.nvlink.programs import Programs
+
+        if self.group.device.type != "cuda" and not interpreted():
+            raise EpConfigError("backend NVLink runs on GPUs; on the CPU only by Triton's interpreter")
+        self.timed = self.group.device.type == "cuda"
+        self.timeout = float(os.environ.get(TIMEOUT, DEFAULT_TIMEOUT))
+        self.programs = Programs.of(self.layout, timed=self.timed)
+        self.programs.prepare()
+
+    def _allocate(self) -> None:
+        self.memory = allocate(self.group, self.layout.offsets["END"])
 
     @property
     def limit(self) -> int:
