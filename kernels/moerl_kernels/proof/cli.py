@@ -64,7 +64,9 @@ def preflight(
     def late() -> int:
         return _tell(proof.timed_out(wish, environment, file=str(file)), file, termination_log, as_json=as_json)
 
-    watchdog = proof.bounded(deadline, late)
+    watchdog = proof.bounded(
+        deadline, late, otherwise=proof.EXIT_UNKNOWN if proof.strict(transport, on_mismatch) else proof.EXIT_OK
+    )
     try:
         found = proof.run(wish, environment, file=str(file))
     except ValueError as error:

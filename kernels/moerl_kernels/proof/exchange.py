@@ -185,7 +185,7 @@ class Ring:
     def _hello(self, peer: socket.socket) -> Obj:
         try:
             return _hear(peer, min(self._left(), 5.0))
-        except (OSError, ValueError):
+        except (OSError, ValueError, RecursionError):
             return {}
 
     def _register(self, mine: Obj) -> list[Obj]:

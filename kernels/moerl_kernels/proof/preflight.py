@@ -25,6 +25,8 @@ from moerl_kernels.proof.verdict import compare, verdict
 PAYLOAD = 8 << 20
 # Kept back from the deadline for reading, judging and writing.
 _RESERVE_SECONDS = 1.0
+# For the last words of a preflight that came too late.
+_LAST_SECONDS = 5.0
 
 EXIT_OK, EXIT_USAGE, EXIT_MISMATCH, EXIT_UNKNOWN = 0, 2, 3, 4
 
@@ -50,6 +52,16 @@ def run(wish: Wish, environment: Mapping[str, str], *, file: str = "") -> Report
     began = time.monotonic()
     deadline = began + wish.seconds - min(_RESERVE_SECONDS, wish.seconds / 10)
     place = Place.of(environment)
+    try:
+        evidence, proved = _gather(wish, environment, place, deadline)
+    except Exception as error:  # whatever it is, it proves nothing, and the last words must say so
+        words = f"{type(error).__name__}: {error}"
+        evidence, proved = Evidence(Exchange("none", place.size, completed=False, error=words)), ""
+    return judged(wish, environment, place, evidence, proved, seconds=time.monotonic() - began, file=file)
+
+
+def _gather(wish: Wish, environment: Mapping[str, str], place: Place, deadline: float) -> tuple[Evidence, str]:
+    """The exchange that fits this pod, and what it shows."""
     gpus = devices.count(environment)
     if gpus and (place.size > 1 or gpus > 1):
         mover = _mover(wish, place)
@@ -69,7 +81,7 @@ def run(wish: Wish, environment: Mapping[str, str], *, file: str = "") -> Report
     if not evidence.plugin:
         plugin = libraries.plugin(Path("/"), evidence.libraries, environment)
         evidence = replace(evidence, plugin=plugin, plugin_symbols=libraries.plugin_symbols(Path("/"), plugin))
-    return judged(wish, environment, place, evidence, proved, seconds=time.monotonic() - began, file=file)
+    return evidence, proved
 
 
 def _mover(wish: Wish, place: Place) -> devices.Mover:
@@ -145,11 +157,17 @@ def timed_out(wish: Wish, environment: Mapping[str, str], *, file: str = "") -> 
     return judged(wish, environment, place, evidence, "", seconds=wish.seconds, file=file)
 
 
-def bounded(seconds: float, late: Callable[[], int]) -> threading.Timer:
-    """A watchdog for what hangs inside a system call or a library: after `seconds`, say `late` and end the process."""
+def bounded(seconds: float, late: Callable[[], int], *, otherwise: int = EXIT_UNKNOWN) -> threading.Timer:
+    """A watchdog for what hangs inside a system call or a library: after `seconds`, say `late` and end the process.
+
+    `late` reads and writes files, so it may hang for the same cause; then the process ends with code `otherwise`.
+    """
 
     def end() -> None:
-        code = EXIT_UNKNOWN
+        code = otherwise
+        last = threading.Timer(_LAST_SECONDS, os._exit, (code,))
+        last.daemon = True
+        last.start()
         try:
             code = late()
         finally:
@@ -166,6 +184,11 @@ def exit_code(report: Report) -> int:
 
     Auto asks for none, so an Unknown stops nothing there; what it means on nodes with EFA is the operator's to judge.
     """
-    if report.on_mismatch != "Fail" or report.requested == "Auto":
+    if not strict(report.requested, report.on_mismatch):
         return EXIT_OK
     return {"Mismatch": EXIT_MISMATCH, "Unknown": EXIT_UNKNOWN}.get(report.outcome, EXIT_OK)
+
+
+def strict(requested: str, on_mismatch: str) -> bool:
+    """Whether anything but the requested transport stops the pod."""
+    return on_mismatch == "Fail" and requested != "Auto"

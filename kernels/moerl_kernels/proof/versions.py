@@ -68,7 +68,7 @@ def gpu(root: Path = Path("/")) -> str | None:
     models = [
         match.group(1).strip()
         for path in sorted((root / "proc/driver/nvidia/gpus").glob("*/information"))
-        if (match := re.search(r"Model:\s*(.+)", path.read_text(errors="replace")))
+        if (match := re.search(r"Model:\s*(.+)", _text(path) or ""))
     ]
     return f"{len(models)} x {', '.join(sorted(set(models)))}" if models else None
 

@@ -62,7 +62,7 @@ def of_pod(status: dict[str, Any], container: str) -> tuple[str, Said | None]:
         text = str(ended.get("message") or "").strip()
         said = parse(text)
         if said is None and ended.get("exitCode"):
-            words = f"the preflight gave no verdict, exit code {ended.get('exitCode')}: {_plain(text)[-300:]}"
+            words = f"the preflight gave no verdict, exit code {ended.get('exitCode')}: {_plain(text[-300:])}"
             said = Said(UNKNOWN, 1, (words,))
         return "Done", said
     return "Absent", None

@@ -26,6 +26,7 @@ class Report:
     """What the trainer's agent last said; every field may be absent."""
 
     phase: str | None = None
+    attempt: int | None = None
     iteration: int | None = None
     iterations: int | None = None
     policy_version: int | None = None
@@ -63,13 +64,14 @@ def parse(text: str) -> Report:
     effective = _text(proof.get("effective"), 24)
     return Report(
         phase=_text(raw.get("phase"), 40),
+        attempt=_count(raw.get("attempt")),
         iteration=_count(raw.get("iteration")),
         iterations=_count(raw.get("iterations")),
         policy_version=_count(raw.get("policyVersion")),
         reward=_decimal(raw.get("reward"), 2),
         samples_per_second=_rate(raw.get("samplesPerSecond")),
         tokens_per_second=_rate(raw.get("tokensPerSecond")),
-        last_progress=parse_time(raw.get("lastProgressTime")),
+        last_progress=_moment(raw.get("lastProgressTime")),
         final_uri=_text(final.get("uri"), 1024),
         final_marker=_text(final.get("marker"), 1024),
         transport=effective if effective in MEASURED else None,
@@ -112,5 +114,14 @@ def _rate(value: object) -> str | None:
     return f"{number:.{min(digits, 3)}f}" if number < 100 else str(int(float(f"{number:.3g}")))
 
 
+def _moment(value: object) -> datetime | None:
+    """A time that can be added to and shown in another zone; the first and the last years of the calendar cannot."""
+    found = parse_time(value)
+    return found if found is not None and 2000 <= found.year < 9000 else None
+
+
 def _text(value: object, limit: int) -> str | None:
-    return value[:limit] if isinstance(value, str) and value else None
+    """One line. Half a surrogate pair, which JSON can hold, would come back from the API server as something else."""
+    if not isinstance(value, str) or not value:
+        return None
+    return "".join(c if c.isprintable() else " " for c in value[:limit])

@@ -11,12 +11,13 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from moerl_operator.api import names
+from moerl_operator.core import attempts as att
 from moerl_operator.core import conditions as cond
 from moerl_operator.core import display, groups, preflight
 from moerl_operator.core.conditions import Conditions
 from moerl_operator.core.progress import Report
 from moerl_operator.core.topology import Placement, Topology
-from moerl_operator.core.view import Part, View, labels_of
+from moerl_operator.core.view import Part, View, annotations_of, labels_of
 from moerl_operator.manifests.transport import resolve, uses_efa
 
 Obj = dict[str, Any]
@@ -103,12 +104,15 @@ def _proofs(view: View, report: Report) -> tuple[list[Proof], bool]:
     """What was measured, the trainer's first; and whether a preflight still runs."""
     out: list[Proof] = []
     running = False
-    if report.transport is not None:
-        trainer = next(part for part in view.parts if part.role == names.TRAINER)
+    trainer = next(part for part in view.parts if part.role == names.TRAINER)
+    if report.transport is not None and not _outdated(view, report, trainer):
         words = report.transport_evidence or f"{report.transport} was measured"
         out.append(Proof("the trainer's report", report.transport, trainer.count, words, _wish(view, trainer)))
+    over = {_attempt(job) for job in view.snap.jobs if _suspended(job)}
     for role in ROLES:
         for gang in _latest(view.pods_of_role(role)):
+            if _attempt(gang[0]) in over:
+                continue  # its pods may still be ending when the job goes on, by then with another wish
             seen = [(p, *preflight.of_pod(p.get("status") or {}, names.CONTAINER_PREFLIGHT)) for p in gang]
             part = view.part(labels_of(gang[0]).get(names.LABEL_POOL) or role)
             wish = _wish(view, part) if part else view.spec.communication.expert_parallel.transport
@@ -120,6 +124,25 @@ def _proofs(view: View, report: Report) -> tuple[list[Proof], bool]:
                 if said is not None
             ]
     return out, running
+
+
+def _outdated(view: View, report: Report, trainer: Part) -> bool:
+    """Whether the report is an earlier attempt's: it outlives its pods, and the wish may have changed since."""
+    series = att.of_slot(view, att.Slot(trainer))
+    if not series:
+        return False
+    return _suspended(series[-1].job) or (report.attempt is not None and report.attempt < series[-1].number)
+
+
+def _suspended(job: Obj) -> bool:
+    return annotations_of(job).get(names.ANNOTATION_ENDED) == att.SUSPENDED
+
+
+def _attempt(obj: Obj) -> tuple[str, ...]:
+    """Which attempt of which gang a Job or a pod is of."""
+    have = labels_of(obj)
+    keys = (names.LABEL_ROLE, names.LABEL_POOL, names.LABEL_REPLICA, names.LABEL_ATTEMPT)
+    return tuple(have.get(key, "") for key in keys)
 
 
 def _wish(view: View, part: Part) -> str:

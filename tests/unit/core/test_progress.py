@@ -110,6 +110,24 @@ def test_transport_is_compared_with_what_was_asked(
         assert world.state() == "Degraded"
 
 
+@pytest.mark.parametrize("time", ["9999-12-31T23:59:59Z", "9999-12-31T23:59:59-14:00", "0001-01-01T00:00:00+14:00"])
+def test_times_at_the_ends_of_the_calendar_stop_no_reconcile(time: str) -> None:
+    world = World()
+    world.run(8)
+    world.report(json.dumps({"lastProgressTime": time, "iteration": 3}))
+    world.run(1)
+    assert world.job is not None
+    assert world.job["status"]["iteration"] == 3
+    assert "lastProgressTime" not in world.job["status"]
+
+
+def test_words_of_a_report_come_back_from_the_server_as_they_went() -> None:
+    """Half a surrogate pair would be replaced there, and the status be written again for ever."""
+    proof = {"effective": "TCP", "evidence": "a\ud800b\x00\n"}
+    found = parse(json.dumps({"dataPath": {"transport": proof}, "final": {"uri": "s3://\ud800"}}))
+    assert (found.transport_evidence, found.final_uri) == ("a b  ", "s3:// ")
+
+
 def test_times_move_only_with_the_status() -> None:
     old = {
         "Ready": {

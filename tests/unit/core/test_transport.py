@@ -257,3 +257,33 @@ def test_pods_that_were_made_without_a_preflight_are_left_alone() -> None:
             spec = child["spec"]["template"]["spec"]
             spec["initContainers"] = [c for c in spec["initContainers"] if c["name"] != "preflight"]
     assert made.reconcile().actions == ()
+
+
+def test_what_ran_before_a_suspend_is_not_judged_by_the_wish_after_it() -> None:
+    made = world("EFAGDA", "Warn", **gpu_roles())
+    for role in ("trainer", "rollout"):
+        tell(made, role, said("EFAGDA"))
+    made.report(json.dumps({"attempt": 1, "dataPath": {"transport": {"effective": "EFAGDA"}}}))
+    assert verified(made) == ("True", "TransportMatches")
+    before = {name: dict(pod) for name, pod in made.pods.items()}
+    made.edit(lambda spec: spec.update(suspend=True))
+    assert verified(made)[0] == "True"
+    wish = {"backend": "Auto", "transport": "TCP", "onMismatch": "Fail"}
+    made.edit(lambda spec: spec.update(suspend=False, communication={"expertParallel": wish}))
+    made.pods.update(before)  # they take their time to end
+    for _ in range(2):
+        assert verified(made) == ("Unknown", "NotReported")
+        assert made.condition("Failed")["status"] == "False"
+    made.run(12)
+    assert made.live_pods("trainer")[0]["metadata"]["labels"][names.LABEL_ATTEMPT] == "2"
+    assert verified(made) == ("Unknown", "NotReported"), "the report is still the first attempt's"
+    made.report(json.dumps({"attempt": 2, "dataPath": {"transport": {"effective": "TCP"}}}))
+    assert verified(made) == ("True", "TransportMatches")
+
+
+def test_the_end_of_a_long_log_is_what_is_told() -> None:
+    ended = {"exitCode": 1, "message": "Traceback\n" * 300 + "ImportError: libefa.so.1"}
+    status = {"initContainerStatuses": [{"name": "preflight", "state": {"terminated": ended}}]}
+    said_then = preflight.of_pod(status, "preflight")[1]
+    assert said_then is not None
+    assert said_then.words.endswith("ImportError: libefa.so.1")

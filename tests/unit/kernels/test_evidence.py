@@ -229,3 +229,9 @@ def test_the_operators_own_variables_are_clean() -> None:
     facts = InstanceFacts("p5en.48xlarge", gpus=8, efa_interfaces=16)
     for wish in ("EFAGDA", "EFAProxy", "NVLink", "TCP"):
         assert lint(transport.environment(wish, facts), requested=wish, pods=2) == ()
+
+
+def test_a_gpu_whose_file_cannot_be_read_is_left_out(node: FakeNode) -> None:
+    node.p5en()
+    (node.root / "proc/driver/nvidia/gpus/0000:ff:00.0/information").mkdir(parents=True)
+    assert versions.gpu(node.root) == "8 x NVIDIA H200"

@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -127,6 +128,24 @@ def test_a_hang_becomes_a_verdict(tmp_path: Path) -> None:
     assert time.monotonic() - began < 20
 
 
+def test_last_words_that_hang_too_do_not_outlive_the_deadline_long() -> None:
+    script = (
+        "import time; from moerl_kernels.proof import preflight; preflight._LAST_SECONDS = 0.5; "
+        "preflight.bounded(0.2, lambda: time.sleep(600), otherwise=3); time.sleep(600)"
+    )
+    assert subprocess.run([sys.executable, "-c", script], check=False, timeout=30).returncode == 3
+
+
+@pytest.mark.parametrize(("on_mismatch", "code"), [("Fail", 4), ("Warn", 0)])
+def test_what_nobody_thought_of_is_a_verdict_too(tmp_path: Path, on_mismatch: str, code: int) -> None:
+    """The port after the last one is no port: an OverflowError."""
+    wish = {"MOERL_TRANSPORT": "TCP", "MOERL_ON_MISMATCH": on_mismatch}
+    found, said = ended(start(tmp_path, 0, 2, 65535, "--deadline=5", **wish))
+    assert (found, said["transport"]) == (code, "Unknown")
+    assert "OverflowError" in said["reasons"][0]
+    assert json.loads((tmp_path / "termination.0").read_text()) == said
+
+
 def test_sigterm_is_an_interruption(tmp_path: Path) -> None:
     process = start(tmp_path, 0, 2, free_ports())
     time.sleep(1.5)
@@ -163,6 +182,26 @@ def test_a_pod_of_another_attempt_does_not_join() -> None:
     with pytest.raises(ExchangeError, match=r"ranks \[1\] did not join"):
         Ring(place, deadline=time.monotonic() + 3).__enter__()
     assert stale.wait(20) != 0
+
+
+def test_a_stranger_who_sends_nonsense_ends_no_gang() -> None:
+    place = Place.of({"RANK": "0", "WORLD_SIZE": "2", "MASTER_PORT": str(free_ports())})
+    text = b"[" * 200_000
+
+    def call() -> None:
+        while True:
+            try:
+                with socket.create_connection(("127.0.0.1", place.port), timeout=5) as peer:
+                    peer.sendall(len(text).to_bytes(4, "big") + text)
+                    peer.recv(1)
+                return
+            except OSError:
+                time.sleep(0.05)
+
+    stranger = threading.Thread(target=call, daemon=True)
+    stranger.start()
+    with pytest.raises(ExchangeError, match=r"ranks \[1\] did not join"):
+        Ring(place, deadline=time.monotonic() + 2).__enter__()
 
 
 def test_the_report_fits_whatever_is_in_it(tmp_path: Path) -> None:
