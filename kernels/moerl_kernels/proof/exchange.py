@@ -144,8 +144,7 @@ class Ring:
     # --- joining ---------------------------------------------------------------------------------------
 
     def _join(self) -> None:
-        # One family and all addresses: a pod's address is known to others, not always to itself.
-        data = self._stack.enter_context(socket.create_server(("0.0.0.0", 0)))  # noqa: S104
+        data = self._stack.enter_context(_listen(0))
         mine = {"rank": self.place.rank, "token": self.place.token, "node": self.place.node,
                 "address": self.place.own_address, "port": data.getsockname()[1]}  # fmt: skip
         try:
@@ -157,12 +156,12 @@ class Ring:
             raise ExchangeError(f"rank {self.place.rank}: joining the gang: {_words(error)}") from error
 
     def _gather(self, mine: Obj) -> list[Obj]:
-        listener = self._stack.enter_context(socket.create_server(("0.0.0.0", self.place.port)))  # noqa: S104
+        listener = self._stack.enter_context(_listen(self.place.port))
         known: dict[int, tuple[Obj, socket.socket]] = {}
         while len(known) < self.place.size - 1:
             listener.settimeout(self._left())
             try:
-                peer, (address, _) = listener.accept()
+                peer, (address, *_) = listener.accept()
             except TimeoutError:
                 missing = sorted({*range(1, self.place.size)} - set(known))
                 raise ExchangeError(f"rank 0: ranks {missing} did not join in time") from None
@@ -220,6 +219,16 @@ class Ring:
 def _chunk(token: str, rank: int, index: int, length: int) -> bytes:
     """Bytes that only this rank sends at this place. An extendable hash, so that both ends make them alike."""
     return hashlib.shake_128(f"{token}/{rank}/{index}".encode()).digest(length)
+
+
+def _listen(port: int) -> socket.socket:
+    """On all addresses of both families: a pod's address is known to others, not always to itself."""
+    if socket.has_dualstack_ipv6():
+        try:
+            return socket.create_server(("::", port), family=socket.AF_INET6, dualstack_ipv6=True)
+        except OSError:
+            pass  # the kernel knows IPv6 and this network namespace does not
+    return socket.create_server(("0.0.0.0", port))  # noqa: S104
 
 
 def _say(peer: socket.socket, message: Obj) -> None:

@@ -134,8 +134,9 @@ def of_pod(pod: Obj, fallback: datetime) -> Failure | None:
             "Infrastructure", "Interrupted", when or fallback, "the program was told to stop", name, container, code
         )
     text = str(state.get("message") or "").strip()
-    said = preflight.parse(text) if container == names.CONTAINER_PREFLIGHT else None
-    text = said.words if said is not None else text
+    if container == names.CONTAINER_PREFLIGHT:
+        said = preflight.parse(text)
+        text = said.words if said is not None else text[-1024:]  # without a verdict it is the end of a log
     return Failure(
         "Application", str(state.get("reason") or "Error"), when or fallback, text[:1024], name, container, code
     )

@@ -196,15 +196,20 @@ class _Run:
         What pods mount, nodes, gangs, servers, what no pod waits for; scaled-down replicas last.
         """
         view, mine = self.view, not self.view.snap.foreign
+        late = workloads.support_actions(view, late=True) if mine else []
         if mine:
             self.actions += workloads.support_actions(view, late=False)
+        if view.snap.jobs:
+            # A trainer that runs needs its rights, even if another gang or a server is refused for ever after.
+            self.actions += late
         self.actions += self.topo.actions
         # New attempts before old ones are deleted: the number and the budget live with the children.
         steps = [action for state in self.slots for action in state.actions]
         self.actions += [a for a in steps if not isinstance(a, DeleteChild)]
         if mine:
             self.actions += workloads.server_actions(view, self.topo, suspended=self.suspended)
-            self.actions += workloads.support_actions(view, late=True)
+        if not view.snap.jobs:
+            self.actions += late
         self.actions += [a for a in steps if isinstance(a, DeleteChild)]
         self.actions += workloads.delete_actions(_surplus(view))
         if view.snap.foreign:

@@ -388,3 +388,15 @@ def test_an_operator_that_renders_something_new_changes_nothing(
     made = running.children["Deployment", "demo-environment"]
     assert "NEW" not in json.dumps(made), "a new count must not roll what is there"
     assert "NEW" not in json.dumps(running.children["Job", "demo-trainer-a1"])
+
+
+def test_a_trainer_that_runs_gets_its_rights_before_anything_that_may_be_refused(running: World) -> None:
+    """The first refusal ends a round, so what comes after a Job that a quota refuses for ever would never be made."""
+    gone = [key for key in running.children if key[0] in ("Role", "RoleBinding")]
+    lost = next(key for key in running.children if key[0] == "Job" and "rollout" in key[1])
+    uid = running.children[lost]["metadata"]["uid"]
+    running.pods = {n: p for n, p in running.pods.items() if p["metadata"]["ownerReferences"][0]["uid"] != uid}
+    for key in (*gone, lost):
+        del running.children[key]
+    order = [a.obj["kind"] for a in running.decide().actions if isinstance(a, w.CreateChild | w.ApplyChild)]
+    assert order == ["Role", "RoleBinding", "Job"]

@@ -287,3 +287,16 @@ def test_the_end_of_a_long_log_is_what_is_told() -> None:
     said_then = preflight.of_pod(status, "preflight")[1]
     assert said_then is not None
     assert said_then.words.endswith("ImportError: libefa.so.1")
+
+
+def test_a_failure_without_a_verdict_is_told_by_the_end_of_its_log() -> None:
+    from datetime import UTC, datetime
+
+    from moerl_operator.core import failures
+
+    state = {"exitCode": 1, "reason": "Error", "message": "Traceback\n" * 200 + "ImportError: libefa.so.1"}
+    status = {"phase": "Failed", "initContainerStatuses": [{"name": "preflight", "state": {"terminated": state}}]}
+    found = failures.of_pod({"metadata": {"name": "p"}, "status": status}, datetime(2026, 11, 30, tzinfo=UTC))
+    assert found is not None
+    assert found.message.endswith("ImportError: libefa.so.1")
+    assert len(found.message) <= 1024

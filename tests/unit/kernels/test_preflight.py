@@ -80,6 +80,22 @@ def test_a_gang_proves_tcp(tmp_path: Path, requested: str, on_mismatch: str, cod
         assert full["fingerprint"] == said["fingerprint"]
 
 
+@pytest.mark.parametrize("own", ["::1", ""])
+def test_a_gang_of_a_cluster_with_ipv6_alone(tmp_path: Path, own: str) -> None:
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:
+        pytest.skip("this machine has no IPv6")
+    port = free_ports()
+    gang = [
+        start(tmp_path, rank, 2, port, "--deadline=15", MASTER_ADDR="::1", MOERL_POD_IP=own, MOERL_TRANSPORT="TCP")
+        for rank in range(2)
+    ]
+    for process in gang:
+        code, said = ended(process)
+        assert (code, said["transport"]) == (0, "TCP"), said
+
+
 def test_a_single_rank_says_local(tmp_path: Path) -> None:
     code, said = ended(start(tmp_path, MOERL_TRANSPORT="TCP"))
     assert (code, said["transport"], said["outcome"]) == (0, "Local", "NothingToProve")
