@@ -41,7 +41,8 @@ def rose(before: Counters, after: Counters) -> Traffic:
     """What was counted between two readings; a counter that fell (a driver reload) counts as not readable."""
     out: dict[str, int] | None = None
     if before.efa is not None and after.efa is not None:
-        out = {name: after.efa[name] - before.efa.get(name, 0) for name in after.efa}
+        # A counter of the second reading alone would count what was sent since the driver was loaded.
+        out = {name: after.efa[name] - was for name, was in before.efa.items() if name in after.efa}
         if min(out.values(), default=0) < 0:
             out = None
     network: int | None = None

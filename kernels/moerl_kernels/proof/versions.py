@@ -20,6 +20,8 @@ from moerl_kernels.proof.evidence import LogFacts
 _PREFIXES = ("NCCL_", "OFI_NCCL_", "FI_", "EP_", "RDMAV_", "NVSHMEM_", "TORCH_NCCL_", "TORCH_SYMM_MEM_")
 # They change what is printed, or differ from pod to pod, and move no byte another way.
 _NOT_OF_THE_PATH = ("NCCL_DEBUG", "NCCL_DEBUG_SUBSYS", "NCCL_DEBUG_FILE", "EP_BUFFER_DEBUG", "EP_JIT_CACHE_DIR")
+# The prefixes are short: whatever somebody named so is no setting of the path, and no report shows it.
+_SECRET = re.compile(r"_(KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS?)$")
 _NVIDIA = re.compile(r"Kernel Module(?: for \S+)?\s+(\d+\.\d+(?:\.\d+)?)")
 _PACKAGES = {"torch": ("torch",), "deep_ep": ("deep_ep", "deep-ep"), "triton": ("triton",)}
 _NCCL_PACKAGES = ("nvidia-nccl-cu13", "nvidia-nccl-cu12")
@@ -55,11 +57,11 @@ def fingerprint(versions: Mapping[str, str | None], environment: Mapping[str, st
 
 
 def path_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """The variables that decide how bytes travel. No other variable is read, so no secret is either."""
+    """The variables that decide how bytes travel, and no other; none whose name says that it is a secret."""
     return {
         name: value
         for name, value in sorted(environment.items())
-        if name.startswith(_PREFIXES) and name not in _NOT_OF_THE_PATH
+        if name.startswith(_PREFIXES) and name not in _NOT_OF_THE_PATH and not _SECRET.search(name)
     }
 
 

@@ -13,6 +13,8 @@ MEASURED = ("EFAGDA", "EFAProxy", "NVLink", "SHM", "TCP", "Local")
 UNKNOWN = "Unknown"
 MAX_BYTES = 4096
 _MAX_WORDS = 900
+# It was told to stop (128 + SIGTERM), as when a node is taken away: that says nothing about a transport.
+_INTERRUPTED = 143
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +63,7 @@ def of_pod(status: dict[str, Any], container: str) -> tuple[str, Said | None]:
             return "Running", None
         text = str(ended.get("message") or "").strip()
         said = parse(text)
-        if said is None and ended.get("exitCode"):
+        if said is None and ended.get("exitCode") not in (None, 0, _INTERRUPTED):
             words = f"the preflight gave no verdict, exit code {ended.get('exitCode')}: {_plain(text[-300:])}"
             said = Said(UNKNOWN, 1, (words,))
         return "Done", said

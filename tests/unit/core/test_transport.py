@@ -300,3 +300,10 @@ def test_a_failure_without_a_verdict_is_told_by_the_end_of_its_log() -> None:
     assert found is not None
     assert found.message.endswith("ImportError: libefa.so.1")
     assert len(found.message) <= 1024
+
+
+def test_a_preflight_that_was_told_to_stop_takes_no_proof_away() -> None:
+    made = world()
+    tell(made, "trainer", said("TCP"))
+    tell(made, "rollout", "", code=143, only=0)
+    assert verified(made) == ("True", "TransportMatches")

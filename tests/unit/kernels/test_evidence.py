@@ -56,6 +56,13 @@ def test_a_counter_that_fell_is_not_read(node: FakeNode) -> None:
     assert counters.rose(before, counters.Counters(efa={"tx_bytes": 3}, nvlink=3)) == counters.Traffic()
 
 
+def test_a_counter_that_was_not_there_before_proves_nothing(node: FakeNode) -> None:
+    node.adapter("rdmap0s6", {"tx_bytes": 5})
+    before = counters.read(node.root)
+    node.adapter("rdmap0s6", {"rdma_write_bytes": 10**12})
+    assert counters.rose(before, counters.read(node.root)).efa == {"tx_bytes": 0}
+
+
 def test_this_machines_interfaces_are_there() -> None:
     found = counters.interfaces()
     assert found is None or all(value >= 0 for value in found.values())
@@ -235,3 +242,8 @@ def test_a_gpu_whose_file_cannot_be_read_is_left_out(node: FakeNode) -> None:
     node.p5en()
     (node.root / "proc/driver/nvidia/gpus/0000:ff:00.0/information").mkdir(parents=True)
     assert versions.gpu(node.root) == "8 x NVIDIA H200"
+
+
+def test_a_secret_is_in_no_report_whatever_its_prefix() -> None:
+    given = {"EP_API_KEY": "hush", "FI_TOKEN": "hush", "MOERL_BUFFER_PASSWORD": "hush", "FI_PROVIDER": "efa"}
+    assert versions.path_environment(given) == {"FI_PROVIDER": "efa"}
