@@ -109,13 +109,12 @@ class Ring:
 
         before = (self.place.rank - 1) % self.place.size
         self._to.settimeout(self._left())
-        self._from.settimeout(self._left())
         sender = threading.Thread(target=send, daemon=True)
         sender.start()
         try:
             for index in range(0, size, CHUNK):
                 length = min(CHUNK, size - index)
-                if _receive(self._from, length) != _chunk(self.place.token, before, index, length):
+                if _receive(self._from, length, self._deadline) != _chunk(self.place.token, before, index, length):
                     raise ExchangeError(f"rank {self.place.rank}: bytes {index} to {index + length} of rank {before} "
                                         "arrived changed")  # fmt: skip
         except OSError as error:
@@ -237,19 +236,24 @@ def _say(peer: socket.socket, message: Obj) -> None:
 
 
 def _hear(peer: socket.socket, seconds: float) -> Obj:
-    peer.settimeout(seconds)
-    (length,) = _LENGTH.unpack(_receive(peer, _LENGTH.size))
+    until = time.monotonic() + seconds
+    (length,) = _LENGTH.unpack(_receive(peer, _LENGTH.size, until))
     if length > _MAX_MESSAGE:
         raise ValueError(f"a message of {length} bytes")
-    found = json.loads(_receive(peer, length))
+    found = json.loads(_receive(peer, length, until))
     if not isinstance(found, dict):
         raise ValueError("a message that is no object")
     return found
 
 
-def _receive(peer: socket.socket, length: int) -> bytes:
+def _receive(peer: socket.socket, length: int, until: float) -> bytes:
+    """So many bytes, all of them by `until` of time.monotonic(): a peer that sends one now and then holds up nobody."""
     out = bytearray()
     while len(out) < length:
+        left = until - time.monotonic()
+        if left <= 0:
+            raise TimeoutError("timed out")
+        peer.settimeout(left)
         got = peer.recv(length - len(out))
         if not got:
             raise ConnectionResetError("the peer closed the connection")

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from moerl_kernels.proof import devices, preflight
+from moerl_kernels.proof import devices, exchange, preflight
 from moerl_kernels.proof.evidence import Evidence, Exchange
 from moerl_kernels.proof.exchange import ExchangeError, Place, Ring
 from moerl_kernels.proof.preflight import Wish
@@ -218,6 +218,25 @@ def test_a_stranger_who_sends_nonsense_ends_no_gang() -> None:
     stranger.start()
     with pytest.raises(ExchangeError, match=r"ranks \[1\] did not join"):
         Ring(place, deadline=time.monotonic() + 2).__enter__()
+
+
+def test_a_message_that_comes_drop_by_drop_is_not_waited_for() -> None:
+    mine, peer = socket.socketpair()
+
+    def drip() -> None:
+        try:
+            peer.sendall((1000).to_bytes(4, "big"))
+            for _ in range(60):
+                peer.sendall(b" ")
+                time.sleep(0.1)
+        except OSError:
+            pass
+
+    threading.Thread(target=drip, daemon=True).start()
+    began = time.monotonic()
+    with mine, pytest.raises(TimeoutError):
+        exchange._hear(mine, 0.5)
+    assert time.monotonic() - began < 3
 
 
 def test_the_report_fits_whatever_is_in_it(tmp_path: Path) -> None:
