@@ -2,8 +2,8 @@
 .PHONY: help demo test lint unit cluster-up cluster-down bench format
 VENV := .venv/bin
 ARGS ?=
-# Most of the e2e tests' time is waiting, so two of them share two cores well, each with a cluster of its own; a file stays
-# with one of them, in the order of collection: the long ones first.
+# Most of the e2e tests' time is waiting, so two processes share two cores well, each with a cluster of its own; a file
+# stays with one of them, in the order of collection: the long ones first.
 PARALLEL := -n 2 --dist loadfile --no-loadscope-reorder
 
 help:
