@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import sys
@@ -18,6 +19,13 @@ TERMINATION_LOG = "/dev/termination-log"
 FILE = "transport-report.json"
 
 
+def _finite(_: click.Context, __: click.Parameter, value: float) -> float:
+    """NaN passes every range, and a watchdog that is set to it or to infinity never fires."""
+    if not math.isfinite(value):
+        raise click.BadParameter(f"{value} is not a number of seconds")
+    return value
+
+
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 def main() -> None:
     """Expert-parallel kernels: prove the transport of this node."""
@@ -30,8 +38,8 @@ def main() -> None:
               show_default=True, help="Fail: exit 3 for another transport, 4 for Unknown. Warn, or Auto: exit 0 and "
               "say so.  [MOERL_ON_MISMATCH]")  # fmt: skip
 @click.option("--deadline", type=click.FloatRange(min=1.0), envvar="MOERL_PREFLIGHT_SECONDS", default=600.0,
-              show_default=True, help="Seconds for everything, the wait for the gang's other pods included. After "
-              "that the verdict is Unknown.  [MOERL_PREFLIGHT_SECONDS]")  # fmt: skip
+              show_default=True, callback=_finite, help="Seconds for everything, the wait for the gang's other pods "
+              "included. After that the verdict is Unknown.  [MOERL_PREFLIGHT_SECONDS]")  # fmt: skip
 @click.option("--gloo", is_flag=True, help="Without GPUs: exchange by torch.distributed over gloo in place of plain "
               "sockets; imports torch.")  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print one line of JSON of at most 4 KiB.")

@@ -15,8 +15,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
 from moerl_kernels.proof import devices, exchange, preflight
+from moerl_kernels.proof.cli import main
 from moerl_kernels.proof.evidence import Evidence, Exchange
 from moerl_kernels.proof.exchange import ExchangeError, Place, Ring
 from moerl_kernels.proof.preflight import Wish
@@ -174,6 +176,13 @@ def test_wrong_use_is_told(tmp_path: Path) -> None:
     process = start(tmp_path, 5, 2)
     assert process.wait(30) == 2
     assert "RANK=5 is not within WORLD_SIZE=2" in process.communicate()[1]
+
+
+@pytest.mark.parametrize("value", ["nan", "inf", "0"])
+def test_a_deadline_that_never_comes_is_refused(value: str) -> None:
+    found = CliRunner().invoke(main, ["preflight", "--deadline", value])
+    assert found.exit_code == 2
+    assert "--deadline" in found.output
 
 
 def test_no_torch_without_gpus() -> None:
