@@ -87,7 +87,7 @@ def test_builds_only_what_is_asked_and_missing(tmp_path: Path, monkeypatch: pyte
     ("script", "said"),
     [
         ("echo half > $out; echo 'write: no space left on device' >&2; exit 1", "the disk is full"),
-        ("echo 'dial tcp: lookup proxy.golang.org: no such host' >&2; exit 1", "proxy cannot be reached"),
+        ("echo 'dial tcp: lookup proxy.example.test: no such host' >&2; exit 1", "proxy cannot be reached"),
         ("echo 'main.go:1: syntax error' >&2; exit 1", "syntax error"),
     ],
 )
