@@ -13,10 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
-import multiprocessing
-import os
 import statistics
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -27,7 +24,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from moerl_bench import nvlink_checks
+from moerl_bench import gpu_ranks, nvlink_checks
 from moerl_bench.gpu_facts import copy_speed, grouped_mm_in_a_graph, link_speed
 from moerl_kernels import EpBackend, EpConfig, EpGroup, create, fp8
 from moerl_kernels.config import SizeMode, Wire
@@ -190,10 +187,7 @@ def configuration(case: Case) -> EpConfig:
 
 def work(rank: int, size: int, options: argparse.Namespace) -> None:
     """One rank of the benchmark; rank 0 prints and writes."""
-    torch.cuda.set_device(rank)
-    device = torch.device("cuda", rank)
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(options.port), "NCCL_NVLS_ENABLE": "0"}
-    dist.init_process_group("nccl", rank=rank, world_size=size, device_id=device)
+    device = gpu_ranks.join(rank, size, options.port)
     group = EpGroup.of(device=device)
     found: dict[str, Any] = {
         "gpus": f"{size} x {torch.cuda.get_device_name()}",
@@ -363,18 +357,11 @@ def main() -> int:
     )
     parser.add_argument("--port", type=int, default=29533)
     options = parser.parse_args()
-    size = torch.cuda.device_count()
-    if size < 2:
-        print("expert_parallel: this needs two GPUs or more on one host; found " + str(size), file=sys.stderr)
+    size = gpu_ranks.enough("expert_parallel")
+    if not size:
         return 2
     compile_all(size, options.tokens)
-    context = multiprocessing.get_context("spawn")
-    ranks = [context.Process(target=work, args=(rank, size, options)) for rank in range(size)]
-    for process in ranks:
-        process.start()
-    for process in ranks:
-        process.join()
-    return max(abs(process.exitcode or 0) for process in ranks)
+    return gpu_ranks.run(work, size, options)
 
 
 if __name__ == "__main__":

@@ -17,10 +17,7 @@ from __future__ import annotations
 
 import argparse
 import json
-import multiprocessing
-import os
 import statistics
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -32,6 +29,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
+from moerl_bench import gpu_ranks
 from moerl_kernels import EpBackend, EpConfig, EpGroup, create
 from moerl_kernels.config import SizeMode
 from moerl_kernels.experts import ExpertParallelExperts, spread_experts
@@ -269,10 +267,7 @@ def table(found: dict[str, Any]) -> str:
 
 def work(rank: int, size: int, options: argparse.Namespace) -> None:
     """One rank; rank 0 prints and writes."""
-    torch.cuda.set_device(rank)
-    device = torch.device("cuda", rank)
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(options.port), "NCCL_NVLS_ENABLE": "0"}
-    dist.init_process_group("nccl", rank=rank, world_size=size, device_id=device)
+    device = gpu_ranks.join(rank, size, options.port)
     shape = Shape(sequences=options.sequences, layers=options.layers)
     with torch.inference_mode():
         found = compare(shape, EpGroup.of(device=device), names=BACKENDS, repetitions=options.repetitions, graphs=True)
@@ -293,17 +288,10 @@ def main() -> int:
     parser.add_argument("--json", help="file for the raw figures")
     parser.add_argument("--port", type=int, default=29537)
     options = parser.parse_args()
-    size = torch.cuda.device_count()
-    if size < 2:
-        print(f"expert_parallel_rollout: this needs two GPUs or more on one host; found {size}", file=sys.stderr)
+    size = gpu_ranks.enough("expert_parallel_rollout")
+    if not size:
         return 2
-    context = multiprocessing.get_context("spawn")
-    ranks = [context.Process(target=work, args=(rank, size, options)) for rank in range(size)]
-    for process in ranks:
-        process.start()
-    for process in ranks:
-        process.join()
-    return max(abs(process.exitcode or 0) for process in ranks)
+    return gpu_ranks.run(work, size, options)
 
 
 if __name__ == "__main__":
