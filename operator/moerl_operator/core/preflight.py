@@ -48,8 +48,8 @@ def parse(text: str) -> Said | None:
     return Said(
         effective=effective,
         pods=pods if type(pods) is int and 1 <= pods <= 4096 else 1,
-        reasons=tuple(_plain(item) for item in reasons if isinstance(item, str)) if isinstance(reasons, list) else (),
-        fingerprint=_plain(fingerprint)[:32] if isinstance(fingerprint, str) else "",
+        reasons=tuple(plain(item) for item in reasons if isinstance(item, str)) if isinstance(reasons, list) else (),
+        fingerprint=plain(fingerprint)[:32] if isinstance(fingerprint, str) else "",
     )
 
 
@@ -64,11 +64,12 @@ def of_pod(status: dict[str, Any], container: str) -> tuple[str, Said | None]:
         text = str(ended.get("message") or "").strip()
         said = parse(text)
         if said is None and ended.get("exitCode") not in (None, 0, _INTERRUPTED):
-            words = f"the preflight gave no verdict, exit code {ended.get('exitCode')}: {_plain(text[-300:])}"
+            words = f"the preflight gave no verdict, exit code {ended.get('exitCode')}: {plain(text[-300:])}"
             said = Said(UNKNOWN, 1, (words,))
         return "Done", said
     return "Absent", None
 
 
-def _plain(text: str) -> str:
-    return "".join(c if c.isprintable() else " " for c in text)[:600]
+def plain(text: str, limit: int = 600) -> str:
+    """One line. Half a surrogate pair, which JSON can hold, would come back from the API server as something else."""
+    return "".join(c if c.isprintable() else " " for c in text[:limit])

@@ -14,7 +14,7 @@ from datetime import datetime
 from typing import Any
 
 from moerl_operator.api import names
-from moerl_operator.core.preflight import MEASURED
+from moerl_operator.core.preflight import MEASURED, plain
 from moerl_operator.core.view import View, parse_time
 from moerl_operator.manifests.support import REPORT_KEY
 
@@ -121,7 +121,4 @@ def _moment(value: object) -> datetime | None:
 
 
 def _text(value: object, limit: int) -> str | None:
-    """One line. Half a surrogate pair, which JSON can hold, would come back from the API server as something else."""
-    if not isinstance(value, str) or not value:
-        return None
-    return "".join(c if c.isprintable() else " " for c in value[:limit])
+    return plain(value, limit) if isinstance(value, str) and value else None
