@@ -6,6 +6,7 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
+from moerl_bench import shapes
 from moerl_bench.control_plane import totals
 
 Figures = dict[str, Any]
@@ -48,7 +49,8 @@ def _race(figures: Figures) -> list[str]:
         f"The shape of `examples/qwen3-grpo-48-nodes.yaml` ({pods} pods with 8 GPUs and 16 EFAs each; nodes ready "
         f"beforehand) as a MoERLJob, beside the same {pods} pods as a JobSet ({jobset}, its controller outside the "
         f"cluster as the operator is, without webhooks), {len(runs)} interleaved runs. The MoERLJob's environment and "
-        "buffer pods (17), Services, policies and accounts are made in the same time and not counted. The JobSet's "
+        f"buffer pods ({shapes.server_pods()}), Services, policies and accounts are made in the same time and not "
+        "counted. The JobSet's "
         "pods are word for word those that the operator makes; the bare ones have nothing but their devices, and show "
         "what environment, mounts and affinity cost the API server and the scheduler of this machine.",
         "",

@@ -68,6 +68,11 @@ def moerl_job(name: str, namespace: str, *, finish: bool = False) -> Obj:
     return out
 
 
+def server_pods() -> int:
+    """Pods that the MoERLJob starts besides the gangs: environments, and the buffer's one."""
+    return int(moerl_job("x", "x")["spec"]["environment"]["replicas"]) + 1
+
+
 def _nodes(spec: Obj) -> list[tuple[Obj, str]]:
     gpu = [spec["trainer"]["nodes"], *(pool["nodes"] for pool in spec["rollout"]["pools"])]
     return [*((one, "gpu") for one in gpu), *((spec[role]["nodes"], "cpu") for role in ("environment", "buffer"))]
